@@ -103,6 +103,7 @@ RankedArray::RankedArray(std::int32_t count, std::int32_t sequence_blocks)
       states_(tables_.size()) {
   for (const std::int32_t rank : shuffled(count, 86)) {
     sequences_.push_back({rank, static_cast<std::int32_t>(sequences_.size()), sequence_blocks});
+    ranks_.push_back(static_cast<std::uint64_t>(rank));
   }
   listed_.reserve(tables_.size());
 }
@@ -110,14 +111,9 @@ RankedArray::RankedArray(std::int32_t count, std::int32_t sequence_blocks)
 double RankedArray::scan(std::int32_t times) {
   return nanoseconds_of([&] {
     for (std::int32_t i = 0; i < times; ++i) {
-      const Sequence* lowest = nullptr;
-      for (const Sequence& sequence : sequences_) {
-        if (sequence.blocks > 0 && (lowest == nullptr || sequence.rank < lowest->rank)) {
-          lowest = &sequence;
-        }
-      }
-      keep(lowest);
-      keep(sequences_.data());
+      const auto lowest = std::min_element(ranks_.begin(), ranks_.end());
+      keep(&*lowest);
+      keep(ranks_.data());
     }
   });
 }

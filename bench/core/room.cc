@@ -3,6 +3,7 @@
 // Making room: choosing a victim among cached blocks, evicting it, and preempting sequences.
 
 #include <algorithm>
+#include <optional>
 
 #include "cache.h"
 #include "family.h"
@@ -296,12 +297,15 @@ void selection(Session& session) {
       }
       return watch.nanoseconds() / steps;
     };
+    const bool is_promised = at.policy == VictimPolicy::kLru && at.sequences <= 10'000;
     session.measure(
         {.name = "select_victim.after_step",
          .facts = {{"sequences", std::int64_t{running.count()}}, {"policy", at.name}},
+         .promise = is_promised ? std::optional(Promise{1.0, 2.0}) : std::nullopt,
+         .promise_is_ratio = is_promised,
          .note = "asked once after each decode step of all sequences: a look at each, and "
                  "whether its end would free a block; ties go to the lower id. Ceiling: a scan of "
-                 "an array that has rank and blocks of each sequence side by side"},
+                 "an array of as many ranks of 8 bytes"},
         after_step, [&] { return plain.scan(steps) / steps; });
 
     if (at.policy != VictimPolicy::kLru) continue;

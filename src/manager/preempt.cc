@@ -94,9 +94,6 @@ struct KVCacheManager::Impl::RankedRows {
   VictimPolicy policy;
 
   [[nodiscard]] std::span<const std::int32_t> open() const noexcept { return impl.rows_.open(); }
-  [[nodiscard]] bool is_open(std::int32_t row) const noexcept {
-    return impl.rows_[row].life == Life::kOpen;
-  }
   [[nodiscard]] std::uint64_t rank(std::int32_t row) const noexcept {
     return impl.rank_of(row, policy);
   }
@@ -161,8 +158,8 @@ Result<std::span<const EndedSequence>> KVCacheManager::preempt_to(
   }
   const Impl::RankedRows rows{m, policy};
   m.ended_.clear();
+  if (m.utilization() > target) m.victims_.rank(rows);
   while (m.utilization() > target) {
-    m.victims_.refresh(policy, rows);
     const std::int32_t row = m.victims_.next(rows);
     if (row == Victims::kNoRow) break;
     if (!m.ended_.list().empty()) m.prefetch_victims(row);  // one that goes alone has no next
@@ -175,7 +172,6 @@ Result<std::span<const EndedSequence>> KVCacheManager::preempt_to(
     KVFOLIO_CHECK(gone.ok());  // it is open and rests
     if (shared) m.victims_.restore_passed_over();
   }
-  m.victims_.restore_passed_over();
   return m.ended_.list();
 }
 

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The parts of the search for a victim that ask nothing of the rows; victims.h has the others and
-// says how the heap of snapshots stays right though ranks change.
-
 #include "manager/victims.h"
 
 #include <string>
 
-#include "base/member_sum.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -15,90 +10,115 @@ namespace kvfolio {
 using text::concat;
 
 bool Victims::allocate(std::int64_t rows) noexcept {
-  drop_heap();
   num_uses_ = 0;
-  return heap_.allocate_zeroed(2 * rows) && passed_over_.allocate_zeroed(rows) &&
-         changed_.allocate_zeroed(rows) && is_changed_.allocate_zeroed(rows) &&
-         versions_.allocate_zeroed(rows) && uses_.allocate_zeroed(rows);
+  end_ = size_ = num_passed_over_ = 0;
+  keeps_ = false;
+  policy_.reset();
+  return last_.allocate_zeroed(rows) && counts_.allocate_zeroed(rows) &&
+         order_.allocate_zeroed(rows);
 }
 
-void Victims::push(const Snapshot& snapshot) noexcept {
-  heap_[size_++] = snapshot;
-  std::push_heap(heap_.data(), heap_.data() + size_, kLater);
+// Four chains of minima in pieces: what limits it is how fast the array is read. Only the best
+// piece is looked at again for the row. A row that is not open becomes the last of all.
+std::int32_t Victims::least_recent() const noexcept {
+  constexpr std::int32_t kPiece = 64;
+  const auto age = [](std::uint64_t last) { return last - 1; };
+  std::uint64_t least = ~std::uint64_t{0};
+  std::int32_t from = 0;
+  std::int32_t row = 0;
+  for (; row + kPiece <= end_; row += kPiece) {
+    const std::uint64_t* const last = &last_[row];
+    std::uint64_t a = age(last[0]);
+    std::uint64_t b = age(last[1]);
+    std::uint64_t c = age(last[2]);
+    std::uint64_t d = age(last[3]);
+    for (std::int32_t i = 4; i < kPiece; i += 4) {
+      a = std::min(a, age(last[i]));
+      b = std::min(b, age(last[i + 1]));
+      c = std::min(c, age(last[i + 2]));
+      d = std::min(d, age(last[i + 3]));
+    }
+    const std::uint64_t here = std::min(std::min(a, b), std::min(c, d));
+    if (here >= least) continue;
+    least = here;
+    from = row;
+  }
+  for (; row < end_; ++row) {
+    if (age(last_[row]) >= least) continue;
+    least = age(last_[row]);
+    from = row;
+  }
+  if (least == ~std::uint64_t{0}) return kNoRow;
+  while (age(last_[from]) != least) ++from;
+  return from;
 }
 
-void Victims::pop() noexcept {
-  std::pop_heap(heap_.data(), heap_.data() + size_, kLater);
-  --size_;
+void Victims::drop_kept(std::int32_t row) noexcept {
+  const auto end = kept_.begin() + static_cast<std::ptrdiff_t>(num_kept_);
+  const auto at = std::find_if(kept_.begin(), end, [row](const Ranked& r) { return r.row == row; });
+  if (at == end) return;
+  std::move(at + 1, end, at);
+  --num_kept_;
+}
+
+// Requires: the row is not kept.
+void Victims::insert_kept(const Ranked& row) noexcept {
+  if (bound_ && kLater(row, *bound_)) return;  // it goes with all the others
+  if (num_kept_ == kMostKept) {
+    if (kLater(row, kept_[0])) return leave_out(row);
+    leave_out(kept_[0]);
+    drop_kept(kept_[0].row);
+  }
+  const auto end = kept_.begin() + static_cast<std::ptrdiff_t>(num_kept_++);
+  const auto at = std::find_if(kept_.begin(), end, [&](const Ranked& r) { return kLater(row, r); });
+  std::move_backward(at, end, end + 1);
+  *at = row;
 }
 
 void Victims::restore_passed_over() noexcept {
-  for (; num_passed_over_ > 0; --num_passed_over_) push(passed_over_[num_passed_over_ - 1]);
+  const auto end = static_cast<std::int32_t>(order_.size());
+  for (; num_passed_over_ > 0; --num_passed_over_) {
+    order_[size_++] = order_[end - num_passed_over_];
+    std::push_heap(order_.data(), order_.data() + size_, kLater);
+  }
 }
 
 Victims::Soon Victims::soon() const noexcept {
   Soon soon;
-  if (size_ < 3) return soon;
-  const std::int32_t next = kLater(heap_[1], heap_[2]) ? 2 : 1;
-  soon.next = heap_[next].row;
-  std::size_t n = 0;
-  for (const std::int32_t at : {3 - next, 2 * next + 1, 2 * next + 2}) {
-    if (at < size_) soon.then[n++] = heap_[at].row;
-  }
+  if (size_ > 0) soon.next = order_[0].row;
+  if (size_ > 1) soon.then[0] = order_[1].row;
+  if (size_ > 2) soon.then[1] = order_[2].row;
   return soon;
 }
 
-void Victims::drop_heap() noexcept {
-  size_ = num_passed_over_ = num_changed_ = 0;
-  policy_.reset();
-  scanned_policy_.reset();
-  scanned_at_ = 0;
-}
-
 void Victims::copy_from(const Victims& other) noexcept {
-  const auto& [heap, passed_over, changed, is_changed, versions, size, num_passed_over, num_changed,
-               policy, uses, num_uses, scanned_policy, scanned_at] = other;
-  KVFOLIO_CHECK(versions.size() == versions_.size());
-  std::fill_n(is_changed_.data(), is_changed_.size(), std::uint8_t{0});
-  drop_heap();
-  uses_.copy_from(uses);
-  num_uses_ = num_uses;
+  last_.copy_from(other.last_);
+  counts_.copy_from(other.counts_);
+  num_uses_ = other.num_uses_;
+  end_ = other.end_;
+  keeps_ = false;
+  policy_.reset();
 }
 
 Status Victims::check(std::span<const std::int32_t> open_rows) const {
   const auto broken = [](const std::string& what) {
     return Status(ErrorCode::kFailedPrecondition, "victims: " + what);
   };
-  if (num_passed_over_ != 0) return broken(concat(num_passed_over_, " rows are passed over"));
-  if (!std::is_heap(heap_.data(), heap_.data() + size_, kLater)) return broken("not a heap");
-  std::int32_t marked = 0;
-  for (std::size_t row = 0; row < is_changed_.size(); ++row) marked += is_changed_[row];
-  for (std::int32_t i = 0; i < num_changed_; ++i) {
-    if (is_changed_[changed_[i]] != 1) {
-      return broken(concat("row ", changed_[i], " is on the list of changes without a mark"));
-    }
-  }
-  if (marked != num_changed_) {
-    return broken(concat(marked, " rows are marked as changed, ", num_changed_, " are listed"));
-  }
-  if (!policy_) return {};
-  const auto for_each_snapshot = [&](const auto& visit) {
-    for (std::int32_t i = 0; i < size_; ++i) {
-      if (counts(heap_[i]) && is_changed_[heap_[i].row] == 0) visit(heap_[i].row);
-    }
-  };
-  MemberSum in_heap;
-  MemberSum unchanged;
-  for_each_snapshot([&](std::int32_t row) { in_heap.add(row); });
-  for (const std::int32_t row : open_rows) unchanged.add(row, is_changed_[row] != 0 ? 0 : 1);
-  if (in_heap == unchanged) return {};
   for (const std::int32_t row : open_rows) {
-    if (is_changed_[row] != 0) continue;
-    std::int32_t found = 0;
-    for_each_snapshot([&](std::int32_t other) { found += other == row ? 1 : 0; });
-    if (found != 1) return broken(concat("row ", row, " has ", found, " snapshots that count"));
+    if (row >= end_) return broken(concat("row ", row, " is open, rows end at ", end_));
+    if (last_[row] == 0 || last_[row] > num_uses_ || counts_[row] == 0) {
+      return broken(concat("open row ", row, " was used ", counts_[row], " times, the last time ",
+                           last_[row], " of ", num_uses_));
+    }
   }
-  return broken("a row that is not open has a snapshot that counts");
+  if (keeps_ && !std::is_sorted(kept_.begin(),
+                                kept_.begin() + static_cast<std::ptrdiff_t>(num_kept_), kLater)) {
+    return broken("the rows that are kept are in no order");
+  }
+  std::size_t used = 0;
+  for (std::int32_t row = 0; row < end_; ++row) used += last_[row] != 0 ? 1 : 0;
+  if (used == open_rows.size()) return {};
+  return broken(concat(used, " rows have a last use, ", open_rows.size(), " are open"));
 }
 
 }  // namespace kvfolio

@@ -2,25 +2,28 @@
 #pragma once
 
 // Victims finds the sequence that is preempted next: the first one for a policy whose end frees a
-// block. It keeps the uses of each row and a heap of snapshots for one policy at a time.
+// block. It keeps the uses of each row: the number of its last use, counted over all rows, and how
+// often it was used.
 //
-// Steady decode must not pay for the heap. So a use only puts the row on a list, once, and the next
-// search brings the heap up to date. A snapshot counts while its version is the row's: a sequence
-// that changed is pushed again, and its old snapshot is thrown away when it comes to the top. When
-// much has changed, building the heap anew is cheaper.
+// Steady decode must not pay for searches. A use writes its two numbers and the row into a short
+// ring of changes. So a search after a step looks at every open row: for the least recently used
+// that is a scan of one array. Where another search follows before much has changed, the first rows
+// for the policy are kept in order, and the next ones look at these and at the rows of the ring.
+// preempt_to(), which ends many, makes a heap of all rows once.
 //
-// Victims knows rows and versions, and neither sequences nor blocks. What a search has to know of a
-// sequence it asks an object with the functions of VictimRows.
+// Victims knows rows, and neither sequences nor blocks. What a search has to know of a sequence it
+// asks an object with the functions of VictimRows.
 //
-// Invariants, see check(): the snapshots form a heap; the list has each changed row once; of the
-// rows that are not on the list, each open one has one snapshot that counts and the others have
-// none, unless no policy has a heap; between searches nothing is passed over.
+// Invariants, see check(): exactly the open rows have a last use, which is no later than the number
+// of uses; no two have the same, since each use has a number of its own. The rows that are kept are
+// in order; a row that is not goes behind `bound_`, or is in the ring.
 //
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -41,7 +44,6 @@ struct VictimName {
 template <typename T>
 concept VictimRows = requires(const T& rows, std::int32_t row) {
   { rows.open() } -> std::convertible_to<std::span<const std::int32_t>>;  // each open row, once
-  { rows.is_open(row) } -> std::same_as<bool>;
   { rows.rank(row) } -> std::same_as<std::uint64_t>;  // for the policy: the smallest goes first
   { rows.name(row) } -> std::same_as<VictimName>;
   { rows.may_go(row) } -> std::same_as<bool>;
@@ -55,189 +57,237 @@ class Victims {
   // False: no memory.
   [[nodiscard]] bool allocate(std::int64_t rows) noexcept;
 
-  // ---- what changes ----
+  // ---- uses ----
 
-  // The row's rank may be another now, or the row was opened.
-  void note_change(std::int32_t row) noexcept {
-    if (is_changed_[row] != 0) return;
-    is_changed_[row] = 1;
-    changed_[num_changed_++] = row;
+  // A sequence begins in this row: it was not used yet. note_use() comes before the next search.
+  void begin(std::int32_t row) noexcept {
+    last_[row] = counts_[row] = 0;
+    end_ = std::max(end_, row + 1);
   }
-  // A sequence begins in this row: it was not used yet.
-  void begin(std::int32_t row) noexcept { uses_[row] = {}; }
+  // The row's rank may be another now, by something else than a use.
+  void note_change(std::int32_t row) noexcept { changed_[num_changes_++ % kMostKept] = row; }
   void note_use(std::int32_t row) noexcept {
-    uses_[row] = {++num_uses_, uses_[row].count + 1};
+    last_[row] = ++num_uses_;
+    ++counts_[row];
     note_change(row);
   }
-  void prefetch(std::int32_t row) const noexcept { __builtin_prefetch(&uses_[row], 1); }
+  void prefetch(std::int32_t row) const noexcept {
+    __builtin_prefetch(&last_[row], 1);
+    __builtin_prefetch(&counts_[row], 1);
+  }
   // The last use of the row is undone; before it, the last one was `last_use`.
   void undo_use(std::int32_t row, std::uint64_t last_use) noexcept {
-    uses_[row] = {last_use, uses_[row].count - 1};
+    last_[row] = last_use;
+    --counts_[row];
     note_change(row);
   }
   // The row is open no more.
-  void forget(std::int32_t row) noexcept { ++versions_[row]; }
-
-  // The number of the row's last use, counted over all rows; and how often the row was used.
-  [[nodiscard]] std::uint64_t last_use(std::int32_t row) const noexcept { return uses_[row].last; }
-  [[nodiscard]] std::uint64_t use_count(std::int32_t row) const noexcept {
-    return uses_[row].count;
+  void forget(std::int32_t row) noexcept {
+    last_[row] = counts_[row] = 0;
+    note_change(row);
   }
+
+  // The number of the row's last use, counted over all rows from 1 on, and 0 for a row that is not
+  // open; and how often the row was used.
+  [[nodiscard]] std::uint64_t last_use(std::int32_t row) const noexcept { return last_[row]; }
+  [[nodiscard]] std::uint64_t use_count(std::int32_t row) const noexcept { return counts_[row]; }
   [[nodiscard]] std::uint64_t num_uses() const noexcept { return num_uses_; }
   // The uses since then belong to a call that failed: they do not count.
   void take_back_uses(std::uint64_t num_uses) noexcept { num_uses_ = num_uses; }
 
   // ---- one victim ----
 
-  // The first row that may go and whose end frees a block, or kNoRow.
+  // The first row that may go and whose end frees a block, or kNoRow. Requires: rows.rank() is what
+  // the policy says; for kLru, last_use().
   template <VictimRows Rows>
   [[nodiscard]] std::int32_t select(VictimPolicy policy, const Rows& rows) noexcept;
 
   // ---- several victims ----
   //
-  // In a loop: refresh(), next(), and the end of that sequence. Then restore_passed_over().
+  // rank(), and then in a loop next() and the end of that sequence. What else changes the rank of a
+  // row in between is not seen.
 
-  // Brings the heap up to date.
+  // Brings the rows that may go into an order.
   template <VictimRows Rows>
-  void refresh(VictimPolicy policy, const Rows& rows) noexcept;
-  // As select(). The row stays on top of the heap; those before it, whose end frees nothing, are
-  // passed over. Requires: refresh() came last.
+  void rank(const Rows& rows) noexcept;
+  // The first row, which leaves the order, or kNoRow. Those before it, whose end frees nothing, are
+  // passed over until restore_passed_over().
   template <VictimRows Rows>
   [[nodiscard]] std::int32_t next(const Rows& rows) noexcept;
   // The rows that were passed over may be chosen again.
   void restore_passed_over() noexcept;
 
-  // Rows that probably go soon, for a look at their memory ahead of time. Requires: next() came
-  // last and returned a row.
+  // Rows that probably go soon, for a look at their memory ahead of time: the next one, and two of
+  // which one comes after it.
   struct Soon {
-    std::int32_t next = kNoRow;                                   // the first one below the top
-    std::array<std::int32_t, 3> then = {kNoRow, kNoRow, kNoRow};  // one of these comes after it
+    std::int32_t next = kNoRow;
+    std::array<std::int32_t, 2> then = {kNoRow, kNoRow};
   };
   [[nodiscard]] Soon soon() const noexcept;
 
-  // Becomes an equal of `other`, without a heap: that is made again in the next search. Requires:
-  // allocated with as many rows.
+  // Becomes an equal of `other`. Requires: allocated with as many rows.
   void copy_from(const Victims& other) noexcept;
   [[nodiscard]] MemoryUse memory() const noexcept {
-    return MemoryUse::whole(heap_.bytes() + passed_over_.bytes() + changed_.bytes() +
-                            is_changed_.bytes() + versions_.bytes() + uses_.bytes());
+    return MemoryUse::whole(order_.bytes() + last_.bytes() + counts_.bytes());
   }
+  // ok, or which rule is broken. O(rows).
   [[nodiscard]] Status check(std::span<const std::int32_t> open_rows) const;
 
  private:
-  struct Use {
-    std::uint64_t last;
-    std::uint64_t count;
-  };
-  struct Snapshot {
+  static constexpr std::size_t kMostKept = 64;
+
+  struct Ranked {
     std::uint64_t rank;
     VictimName name;
     std::int32_t row;
-    std::uint32_t version;
   };
 
   // For the heap of <algorithm>, whose top is the largest: the one that goes first is on top.
-  static constexpr auto kLater = [](const Snapshot& a, const Snapshot& b) noexcept {
+  static constexpr auto kLater = [](const Ranked& a, const Ranked& b) noexcept {
     if (a.rank != b.rank) return a.rank > b.rank;
     if (a.name.anonymous != b.name.anonymous) return a.name.anonymous;
     return a.name.id > b.name.id;
   };
 
-  // So much has changed that the heap is of no use.
-  [[nodiscard]] bool is_stale(VictimPolicy policy, std::size_t num_open) const noexcept {
-    return policy_ != policy || num_changed_ > static_cast<std::int32_t>(num_open / 8) ||
-           size_ + num_changed_ > static_cast<std::int32_t>(heap_.size());
-  }
-  // The last search for this policy looked at every row, and not much was used since.
-  [[nodiscard]] bool scanned_lately(VictimPolicy policy, std::size_t num_open) const noexcept {
-    return scanned_policy_ == policy && num_uses_ - scanned_at_ <= num_open / 8;
-  }
-  [[nodiscard]] bool counts(const Snapshot& snapshot) const noexcept {
-    return snapshot.version == versions_[snapshot.row];
-  }
+  // The row that was used longest ago, whether it may go or not; kNoRow: none is open.
+  [[nodiscard]] std::int32_t least_recent() const noexcept;
   template <VictimRows Rows>
-  [[nodiscard]] Snapshot snapshot(std::int32_t row, const Rows& rows) const noexcept {
-    return {rows.rank(row), rows.name(row), row, versions_[row]};
-  }
+  [[nodiscard]] static std::int32_t scan(const Rows& rows) noexcept;
   template <VictimRows Rows>
-  [[nodiscard]] std::int32_t scan(const Rows& rows) const noexcept;
-  void push(const Snapshot& snapshot) noexcept;
-  void pop() noexcept;
-  void drop_heap() noexcept;
+  [[nodiscard]] static Ranked ranked(std::int32_t row, const Rows& rows) noexcept {
+    return {rows.rank(row), rows.name(row), row};
+  }
+  // Keeps the first rows; brings those that are kept up to date.
+  template <VictimRows Rows>
+  void keep(const Rows& rows) noexcept;
+  template <VictimRows Rows>
+  void update_kept(const Rows& rows) noexcept;
+  void drop_kept(std::int32_t row) noexcept;
+  void insert_kept(const Ranked& row) noexcept;
+  // The row is not kept.
+  void leave_out(const Ranked& row) noexcept {
+    if (!bound_ || kLater(*bound_, row)) bound_ = row;
+  }
 
-  FixedArray<Snapshot> heap_;            // [size_], room for two of each row
-  FixedArray<Snapshot> passed_over_;     // [num_passed_over_]
-  FixedArray<std::int32_t> changed_;     // [num_changed_] rows
-  FixedArray<std::uint8_t> is_changed_;  // [row]
-  FixedArray<std::uint32_t> versions_;   // [row]
+  FixedArray<std::uint64_t> last_;    // [row]; 0: not open
+  FixedArray<std::uint64_t> counts_;  // [row]
+  std::uint64_t num_uses_ = 0;
+  std::int32_t end_ = 0;  // of the rows that were ever open
+  // The rows that changed last, a ring.
+  std::array<std::int32_t, kMostKept> changed_{};
+  std::uint64_t num_changes_ = 0;
+  // The first rows for a policy, the one that goes first at the end, as of the change `kept_at_`.
+  // No other row goes before `bound_`; without one, all are kept.
+  std::array<Ranked, kMostKept> kept_{};
+  std::size_t num_kept_ = 0;
+  std::optional<Ranked> bound_;
+  bool keeps_ = false;  // without it none of these counts
+  std::optional<VictimPolicy> policy_;
+  std::uint64_t kept_at_ = 0;
+  std::uint64_t scanned_at_ = 0;  // the change at which all rows were looked at
+  // A heap for several victims, and behind its end the rows that were passed over.
+  FixedArray<Ranked> order_;
   std::int32_t size_ = 0;
   std::int32_t num_passed_over_ = 0;
-  std::int32_t num_changed_ = 0;
-  std::optional<VictimPolicy> policy_;  // of the heap
-  FixedArray<Use> uses_;                // [row]
-  std::uint64_t num_uses_ = 0;
-  std::optional<VictimPolicy> scanned_policy_;  // of the last scan(),
-  std::uint64_t scanned_at_ = 0;                // and num_uses_ then
 };
 
 template <VictimRows Rows>
-void Victims::refresh(VictimPolicy policy, const Rows& rows) noexcept {
-  const std::span<const std::int32_t> open = rows.open();
-  const bool anew = is_stale(policy, open.size());
-  if (anew) size_ = 0;
-  for (; num_changed_ > 0; --num_changed_) {
-    const std::int32_t row = changed_[num_changed_ - 1];
-    is_changed_[row] = 0;
-    ++versions_[row];
-    if (!anew && rows.is_open(row)) push(snapshot(row, rows));
+void Victims::rank(const Rows& rows) noexcept {
+  size_ = num_passed_over_ = 0;
+  for (const std::int32_t row : rows.open()) {
+    if (rows.may_go(row)) order_[size_++] = ranked(row, rows);
   }
-  if (!anew) return;
-  for (const std::int32_t row : open) heap_[size_++] = snapshot(row, rows);
-  std::make_heap(heap_.data(), heap_.data() + size_, kLater);
-  policy_ = policy;
+  std::make_heap(order_.data(), order_.data() + size_, kLater);
 }
 
 template <VictimRows Rows>
 std::int32_t Victims::next(const Rows& rows) noexcept {
+  const auto end = static_cast<std::int32_t>(order_.size());
   while (size_ > 0) {
-    const Snapshot top = heap_[0];
-    const bool good = counts(top);
-    if (good && rows.may_go(top.row) && rows.frees_a_block(top.row)) return top.row;
-    pop();
-    if (good) passed_over_[num_passed_over_++] = top;
+    std::pop_heap(order_.data(), order_.data() + size_, kLater);
+    const Ranked top = order_[--size_];
+    if (rows.frees_a_block(top.row)) return top.row;
+    order_[end - ++num_passed_over_] = top;
   }
   return kNoRow;
 }
 
-// The row that is first for this policy, whether its end frees a block or not; kNoRow: none may go.
+// The row that is first among those that may go, whether its end frees a block or not.
 template <VictimRows Rows>
-std::int32_t Victims::scan(const Rows& rows) const noexcept {
-  Snapshot first{};
-  first.row = kNoRow;
+std::int32_t Victims::scan(const Rows& rows) noexcept {
+  Ranked first{0, {}, kNoRow};
   for (const std::int32_t row : rows.open()) {
     if (!rows.may_go(row)) continue;
-    if (first.row != kNoRow && rows.rank(row) > first.rank) continue;
-    const Snapshot now = snapshot(row, rows);
+    const std::uint64_t rank = rows.rank(row);
+    if (first.row != kNoRow && rank > first.rank) continue;
+    const Ranked now = ranked(row, rows);
     if (first.row == kNoRow || kLater(first, now)) first = now;
   }
   return first.row;
 }
 
 template <VictimRows Rows>
-std::int32_t Victims::select(VictimPolicy policy, const Rows& rows) noexcept {
-  const std::size_t num_open = rows.open().size();
-  // After a step of every sequence, a look at each row costs a tenth of a new heap. If the next
-  // search comes before as much has happened, the heap pays.
-  if (is_stale(policy, num_open) && !scanned_lately(policy, num_open)) {
-    scanned_policy_ = policy;
-    scanned_at_ = num_uses_;
-    const std::int32_t first = scan(rows);
-    if (first == kNoRow || rows.frees_a_block(first)) return first;
+void Victims::keep(const Rows& rows) noexcept {
+  const auto begin = kept_.begin();
+  const auto earlier = [](const Ranked& a, const Ranked& b) noexcept { return kLater(b, a); };
+  num_kept_ = 0;
+  bound_.reset();
+  for (const std::int32_t row : rows.open()) {
+    if (num_kept_ < kMostKept) {  // a heap, whose top goes last of all that are in it
+      kept_[num_kept_++] = ranked(row, rows);
+      std::push_heap(begin, begin + static_cast<std::ptrdiff_t>(num_kept_), earlier);
+      continue;
+    }
+    const std::uint64_t rank = rows.rank(row);
+    if (rank > kept_[0].rank && bound_ && rank > bound_->rank) continue;
+    Ranked now = ranked(row, rows);
+    if (kLater(kept_[0], now)) {
+      std::pop_heap(begin, kept_.end(), earlier);
+      std::swap(now, kept_.back());
+      std::push_heap(begin, kept_.end(), earlier);
+    }
+    leave_out(now);
   }
-  refresh(policy, rows);
-  const std::int32_t row = next(rows);
-  restore_passed_over();
-  return row;
+  std::sort(begin, begin + static_cast<std::ptrdiff_t>(num_kept_), kLater);
+  kept_at_ = num_changes_;
+}
+
+template <VictimRows Rows>
+void Victims::update_kept(const Rows& rows) noexcept {
+  for (; kept_at_ < num_changes_; ++kept_at_) {
+    const std::int32_t row = changed_[kept_at_ % kMostKept];
+    drop_kept(row);
+    if (last_[row] != 0) insert_kept(ranked(row, rows));
+  }
+}
+
+template <VictimRows Rows>
+std::int32_t Victims::select(VictimPolicy policy, const Rows& rows) noexcept {
+  const auto is_good = [&](std::int32_t row) {
+    return rows.may_go(row) && rows.frees_a_block(row);
+  };
+  const bool same = policy_ == policy;
+  keeps_ = keeps_ && same && num_changes_ - kept_at_ <= kMostKept;
+  if (keeps_) update_kept(rows);
+  if (!keeps_ || num_kept_ == 0) {
+    // After a step of every sequence, one look at each is all that pays. When another search comes
+    // before much has changed, more are likely to follow: an engine makes room for a prompt.
+    const bool again = same && num_changes_ - scanned_at_ <= rows.open().size() / 8;
+    policy_ = policy;
+    scanned_at_ = num_changes_;
+    keeps_ = again;
+    if (again) {
+      keep(rows);
+    } else {
+      const std::int32_t first = policy == VictimPolicy::kLru ? least_recent() : scan(rows);
+      if (first == kNoRow || is_good(first)) return first;
+    }
+  }
+  for (std::size_t i = keeps_ ? num_kept_ : 0; i-- > 0;) {
+    if (is_good(kept_[i].row)) return kept_[i].row;
+  }
+  rank(rows);
+  return next(rows);
 }
 
 }  // namespace kvfolio

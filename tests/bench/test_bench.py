@@ -43,9 +43,9 @@ step.arrays               -                                     1  0.5   0.8   r
 evict.instructions        -                                     2  1.5   1.3   value  lower   -
 evict.time                -                                     2  0.15  0.5   ratio  lower   ceiling
 preempt_to.half           -                                     1  0.07  0.2   ratio  lower   ceiling
-select_victim.after_step  sequences=10                          1  -     -     value  lower   ceiling
+select_victim.after_step  sequences=10                          1  1     2     ratio  lower   ceiling
 select_victim.after_step  sequences=1000                        1  -     -     value  lower   ceiling
-select_victim.after_step  policy=lru,sequences=100              1  -     -     value  lower   ceiling
+select_victim.after_step  policy=lru,sequences=100              1  1     2     ratio  lower   ceiling
 select_victim.after_step  policy=lfu,sequences=100              1  -     -     value  lower   ceiling
 select_victim.after_step  policy=longest,sequences=100          1  -     -     value  lower   ceiling
 select_victim.after_step  policy=lowest_priority,sequences=100  1  -     -     value  lower   ceiling
