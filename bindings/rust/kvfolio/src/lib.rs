@@ -125,7 +125,7 @@ pub fn version() -> &'static str {
     unsafe { error::constant(sys::kvfolio_version()) }
 }
 
-/// Functions and fields of the C interface are only added as long as this stays.
+/// As long as this number stays, functions and fields of the C interface are only added.
 pub fn abi_version() -> u32 {
     // SAFETY: takes nothing.
     unsafe { sys::kvfolio_abi_version() }

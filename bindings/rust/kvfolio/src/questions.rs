@@ -48,7 +48,7 @@ mirror! {
     pub struct GroupUsage = kvfolio_group_usage {
         /// All of them.
         pub num_blocks: i32,
-        /// Held by no one, with nothing to find in them.
+        /// Without references, and nothing can be found in them.
         pub free: i32,
         /// Referenced by sequences, pins, loads or holds.
         pub held: i32,
@@ -92,23 +92,23 @@ mirror! {
         pub blocks_evicted: u64,
         /// Held blocks that stopped being findable to make room.
         pub blocks_unhung: u64,
-        /// Copy-on-write, planned and committed.
+        /// Blocks that copy-on-write copied, in committed steps.
         pub block_copies: u64,
-        /// Without forks.
+        /// Sequences that were opened; forks do not count.
         pub sequences_opened: u64,
-        /// By [`Manager::close`].
+        /// Sequences that [`Manager::close`] ended.
         pub sequences_closed: u64,
-        /// By [`Manager::preempt`] and [`Manager::preempt_to`].
+        /// Sequences that [`Manager::preempt`] and [`Manager::preempt_to`] ended.
         pub sequences_preempted: u64,
-        /// By [`Manager::fail`].
+        /// Sequences that [`Manager::fail`] ended.
         pub sequences_aborted: u64,
-        /// By [`Manager::fork`].
+        /// Sequences that [`Manager::fork`] made.
         pub forks: u64,
         /// Prompt tokens of all opens.
         pub tokens_looked_up: u64,
         /// [`Opened::cached_tokens`](crate::Opened) of all opens.
         pub tokens_reused: u64,
-        /// Appended, by all commits.
+        /// Tokens that were appended by all committed steps.
         pub tokens_committed: u64,
         /// Blocks that became findable, or findable with more tokens.
         pub blocks_published: u64,
@@ -124,7 +124,7 @@ mirror! {
 /// Bytes beside the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// At creation.
+    /// Bytes that were reserved at creation.
     pub reserved: i64,
     /// Bytes of these in use.
     pub used: i64,

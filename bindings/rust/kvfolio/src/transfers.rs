@@ -327,8 +327,7 @@ impl Manager {
         }
     }
 
-    /// The block of group `of` that holds whole what ends at position `end` on the path of a findable
-    /// block. None: the cache keeps none.
+    /// The full block of group `of` that ends at position `end` on the path of a findable block. None: the cache keeps none.
     pub fn block_at(&self, group: i32, block: i32, of: i32, end: i32) -> Result<Option<i32>> {
         let mut out = 0;
         call(|error| unsafe {

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null_mut;
 
-/// How a disk is spoken to.
+/// How the tier reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum DiskEngine {
@@ -31,27 +31,27 @@ impl Default for DiskEngine {
 /// `DiskTierOptions` in `disk_tier.h`, which says the limits. 0 is the default of all but `bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskOptions<'a> {
-    /// That all files together may take.
+    /// Bytes that all files together may take.
     pub bytes: i64,
-    /// 0: derived.
+    /// Bytes of a segment, a file of records. 0: derived from `bytes`.
     pub segment_bytes: i64,
-    /// How the disk is spoken to.
+    /// How the tier reads and writes.
     pub engine: DiskEngine,
-    /// 0: 4.
+    /// Threads of [`DiskEngine::Threads`]. 0: 8.
     pub num_threads: i32,
-    /// 0: 32.
+    /// Transfers in flight of io_uring. 0: 32.
     pub queue_depth: i32,
-    /// Through the page cache.
+    /// Reads and writes go through the page cache, not around it.
     pub no_direct: bool,
-    /// 0: 512 MiB.
+    /// Bytes of items that are accepted and not done. 0: 512 MiB.
     pub queued_bytes_max: i64,
-    /// 0: records are not read again.
+    /// Bytes of stored records that are verified again in each second. 0: none.
     pub scrub_bytes_per_s: i64,
-    /// Accepted and not done; 0: 4,096.
+    /// Items that are accepted and not done. 0: 4,096.
     pub items_max: i32,
-    /// 0: a quarter of what the process may have, 8 to 256.
+    /// Files that are open at the same time. 0: a quarter of those that the process may have, 8 to 256.
     pub open_files_max: i32,
-    /// With a key a record is believed only if it was sealed with it.
+    /// With a key, a record is believed only if it was sealed with that key.
     pub keys: RecordKeys<'a>,
 }
 
@@ -67,7 +67,7 @@ of_c! {
         pub segments: i64,
         /// Records that were there when it was opened.
         pub recovered: u64,
-        /// Those of them that were taken up without a look at their headers.
+        /// Records among these whose own headers were not read: the segment has a footer.
         pub recovered_by_footer: u64,
         /// Records that were written.
         pub stored: u64,
@@ -87,9 +87,9 @@ of_c! {
         pub dropped: u64,
         /// Records that went with their segment.
         pub evicted: u64,
-        /// Records that were written again instead.
+        /// Records that were written again before their segment went.
         pub reinserted: u64,
-        /// That were read again in the background.
+        /// Bytes that were read again in the background.
         pub scrubbed_bytes: u64,
     }
 }

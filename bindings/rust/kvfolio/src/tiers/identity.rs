@@ -35,15 +35,15 @@ pub struct ModelIdentity<'a> {
     pub scales: &'a str,
     /// Which share of the KV heads this process has, and of how many; 0: 1.
     pub shard: i32,
-    /// 0: 1.
+    /// How many shares there are. 0: 1.
     pub num_shards: i32,
     /// Which stage of a pipeline this process has.
     pub pipeline_rank: i32,
-    /// 0: 1.
+    /// How many stages there are. 0: 1.
     pub num_pipeline_ranks: i32,
     /// Which share of the context this process has.
     pub context_rank: i32,
-    /// 0: 1.
+    /// How many shares of the context there are. 0: 1.
     pub num_context_ranks: i32,
 }
 

@@ -50,7 +50,7 @@ impl From<TierHandle> for OffloadTier {
     }
 }
 
-/// The names of a root, or of a prefix, that was forgotten hold an epoch of their own.
+/// The epoch in the names under a root, or under a prefix, that was forgotten.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RootEpoch {
     /// The hash of the root under epoch 0, or of the prefix. It holds no text.
@@ -59,7 +59,7 @@ pub struct RootEpoch {
     pub epoch: u64,
 }
 
-/// What was forgotten, as names know it: for [`OffloadOptions`] of the next process.
+/// What was forgotten, as epochs in the names of blocks: for [`OffloadOptions`] of the next process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameEpochs {
     /// The epoch of every root that is not among `roots`.
@@ -74,11 +74,11 @@ pub struct OffloadOptions<'a> {
     /// Bytes of host memory for records: at least those of the longest prompt, times the prompts that are to
     /// be loaded at a time.
     pub arena_bytes: i64,
-    /// 0: 16 MiB.
+    /// Bytes that one [`Offload::poll`] moves. 0: 16 MiB.
     pub bytes_per_poll: i64,
     /// How long the tiers' answers may take, beside the time that bytes take. 0: 50,000.
     pub timeout_us: u64,
-    /// How long the copy to the cache may take once all is at hand. 0: 2,000,000.
+    /// How long the copy to the cache may take once all records are at hand. 0: 2,000,000.
     pub copy_timeout_us: u64,
     /// With `prefill_tokens_per_s`: load from tiers only what is slower to compute. 0: always.
     pub load_bytes_per_s: f64,
@@ -105,7 +105,7 @@ pub struct OffloadOpened {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LoadEnd {
-    /// All that the tiers said they have.
+    /// Everything that the tiers said they have was loaded.
     Loaded,
     /// Less: records were gone, damaged, or there was no room for them.
     Part,
@@ -169,7 +169,7 @@ pub struct Ready {
     pub why: LoadEnd,
 }
 
-/// What has not ended yet: see [`Offload::drain`].
+/// What [`Offload::drain`] still waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// Some blocks that became findable, or may become so, are not in host memory yet.
@@ -195,7 +195,7 @@ of_c! {
     pub struct OffloadCounters = kvfolio_offload_counters {
         /// Records that entered host memory from the cache.
         pub stores: u64,
-        /// There was no room in host memory.
+        /// Stores that found no room in host memory.
         pub stores_dropped: u64,
         /// Blocks that were written to the cache.
         pub loads: u64,
@@ -203,7 +203,7 @@ of_c! {
         pub tokens_loaded: u64,
         /// Records of host memory that did not verify.
         pub arena_corrupt: u64,
-        /// Stores that tiers said are done.
+        /// Stores that tiers reported as done.
         pub tier_stores: u64,
         /// All `stores_failed` and `stores_dropped` of the tiers.
         pub tier_stores_dropped: u64,
@@ -219,9 +219,9 @@ of_c! {
         pub requests_canceled: u64,
         /// Those of them that ran out of time.
         pub requests_timed_out: u64,
-        /// A faulty tier: it says that something is done that was not asked.
+        /// Answers to nothing that was asked: a tier is faulty.
         pub unknown_completions: u64,
-        /// The cache was told to forget, and everything went here.
+        /// How often the cache itself was told to forget, so that everything below it went, too.
         pub manager_forgets: u64,
         /// The most looks at a block, a question or an answer that one poll took.
         pub steps_max: u64,
@@ -236,9 +236,9 @@ of_c! {
     /// it ended.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct OffloadTierCounters = kvfolio_offload_tier_counters {
-        /// Stores that the tier said are done.
+        /// Stores that the tier reported as done.
         pub stores: u64,
-        /// Stores that it said are not.
+        /// Stores that it did not keep; given up.
         pub stores_failed: u64,
         /// Loads that came and verified.
         pub loads: u64,
@@ -258,9 +258,10 @@ of_c! {
         pub store_us: u64,
         /// How long all loads took together.
         pub load_us: u64,
-        /// A tier may be silent about its trouble: watch this.
+        /// Tries without a success between them. A tier may hide its trouble: watch this number.
         pub stores_failed_in_a_row: u64,
-        /// Stores that it was never given: it was not usable, or host memory lost them before it had room.
+        /// Stores that it was never given: it was not usable, or host memory evicted them before it had
+        /// room.
         pub stores_dropped: u64,
         /// Tries of stores that ended late or busy, and were made again.
         pub stores_again: u64,
@@ -268,7 +269,7 @@ of_c! {
         pub pauses: u64,
         /// Bytes of host memory that it held when the last poll ended.
         pub bytes_held: i64,
-        /// 1: it is not asked or not given stores now, since a pause has not ended.
+        /// 1: it is passed over now, because of a pause or because unanswered items fill its share.
         pub passed_over: u64,
     }
 }
@@ -287,11 +288,11 @@ of_c! {
         pub pins: i64,
         /// Records that are written now.
         pub writing: i64,
-        /// That a tier may still touch although its time is over.
+        /// Records that a tier may still touch although their deadline has passed.
         pub quarantined: i64,
         /// Records that gave room to others.
         pub evictions: u64,
-        /// No room: all is read or written.
+        /// Records that found no room, since all others are being read or written.
         pub refusals: u64,
     }
 }

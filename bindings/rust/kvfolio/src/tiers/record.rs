@@ -159,11 +159,11 @@ pub struct ForeignModel<'a> {
     pub layout: &'a str,
     /// Revision of quantization scales, if the model brings its own.
     pub scales: &'a str,
-    /// 0: 1.
+    /// How many groups of layers the engine has. 0: 1.
     pub num_groups: i32,
     /// Which share of a block this process has, and of how many; 0: 1.
     pub shard: i32,
-    /// 0: 1.
+    /// How many shares there are. 0: 1.
     pub num_shards: i32,
 }
 

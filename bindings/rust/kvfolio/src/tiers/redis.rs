@@ -30,33 +30,33 @@ pub struct RedisTls<'a> {
 pub struct RedisOptions<'a> {
     /// `"HOST:PORT,HOST:PORT"`: nodes of one cluster, or one server.
     pub servers: &'a str,
-    /// A user of the server's ACL.
+    /// A user of the server's ACL; `None`: the default user.
     pub user: Option<&'a str>,
-    /// `None`: without.
+    /// The password of the user; `None`: none.
     pub password: Option<&'a str>,
-    /// `None`: `"kvfolio:"`.
+    /// What the names of all records begin with; `None`: `"kvfolio:"`.
     pub key_prefix: Option<&'a str>,
-    /// `None`: without TLS.
+    /// How connections are encrypted; `None`: not at all.
     pub tls: Option<RedisTls<'a>>,
-    /// How long a record lives. 0: the server's policy decides.
+    /// Milliseconds that a record lives. 0: the server's policy decides.
     pub ttl_ms: u64,
-    /// 0: 64 MiB.
+    /// Bytes of the largest record. 0: 64 MiB.
     pub record_bytes_max: i64,
-    /// Accepted and not done. 0: 4,096.
+    /// Items that are accepted and not done. 0: 4,096.
     pub items_max: i32,
-    /// On a connection. 0: 8 MiB.
+    /// Bytes that are under way on one connection; other items wait. 0: 8 MiB.
     pub bytes_in_flight_max: i64,
-    /// 0: 1 MiB.
+    /// Bytes that one poll moves. 0: 512 KiB.
     pub bytes_per_poll: i64,
-    /// Until a connection is greeted. 0: 200,000.
+    /// Microseconds until a new connection must have answered. 0: 200,000.
     pub connect_timeout_us: u64,
-    /// Without a byte, while a reply is due. 0: 500,000.
+    /// Microseconds without a byte after which a connection that owes a reply is given up. 0: 500,000.
     pub stall_timeout_us: u64,
-    /// A node that fails is left alone as long. 0: 500,000.
+    /// Microseconds that a node is left alone after it failed three times. 0: 500,000.
     pub breaker_us_min: u64,
-    /// And longer each time, up to this. 0: 5,000,000.
+    /// The most microseconds: the pause doubles each time up to this. 0: 5,000,000.
     pub breaker_us_max: u64,
-    /// As those of a disk, for all who share a `key_prefix`.
+    /// As [`DiskOptions::keys`](super::DiskOptions); all programs that share a `key_prefix` need the same.
     pub keys: RecordKeys<'a>,
 }
 
@@ -76,21 +76,21 @@ of_c! {
     /// `RedisCounters` in `redis_tier.h`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RedisCounters = kvfolio_redis_tier_counters {
-        /// By the server: full, read only, or not allowed.
+        /// Stores that a server refused: it is full, read only, or does not allow them.
         pub stores_refused: u64,
-        /// MOVED and ASK.
+        /// Answers that named another server: MOVED and ASK.
         pub redirects: u64,
         /// Items that were sent again.
         pub retries: u64,
-        /// That were greeted.
+        /// Connections that a server answered.
         pub connections: u64,
-        /// That ended while they were in use.
+        /// Connections that ended while they were in use.
         pub connections_lost: u64,
-        /// That did not fit the question.
+        /// Replies that did not fit their question.
         pub replies_refused: u64,
-        /// To all servers.
+        /// Bytes that were sent to all servers.
         pub bytes_sent: u64,
-        /// From all servers.
+        /// Bytes that came from all servers.
         pub bytes_received: u64,
     }
 }
@@ -184,7 +184,7 @@ impl TierHandle {
     }
 
     /// At start only, and the one call that waits: until the servers of a tier in Redis have answered.
-    /// `TimedOut` says what each said or did not say; the tier goes on trying. Tiers of other kinds
+    /// `TimedOut` names what each answered, or that it did not; the tier goes on trying. Tiers of other kinds
     /// are ready as soon as they are made.
     pub fn wait_until_ready(&mut self, now_us: u64, timeout_us: u64) -> Result<()> {
         let raw = self.raw();

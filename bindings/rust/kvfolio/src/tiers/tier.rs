@@ -157,8 +157,8 @@ pub struct Completions<'a> {
 }
 
 impl Completions<'_> {
-    /// The item is done. `Ok` for a load means that its buffer was filled; whether rightly is checked
-    /// by who asked.
+    /// The item is done. `Ok` for a load means that its buffer was filled; the Offload checks with
+    /// which bytes.
     ///
     /// # Panics
     /// If the item was given to another tier.
@@ -184,7 +184,7 @@ impl Default for TierLimits {
     }
 }
 
-/// How a tier is.
+/// What a tier says of its own state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierHealth {
     /// False: it accepts nothing now.
@@ -195,7 +195,7 @@ pub struct TierHealth {
     pub loads_ok: u64,
     /// Results other than `Ok` and `Miss`.
     pub failures: u64,
-    /// Damaged records that it found while no load waited for them: none was answered `Corrupt`.
+    /// Damaged records that the tier found by itself: no load was answered `Corrupt` for them.
     pub corrupt_unasked: u64,
 }
 
@@ -280,7 +280,7 @@ pub trait Tier: Send {
         None
     }
 
-    /// As the tier sees itself.
+    /// What the tier says of its own state.
     fn health(&self) -> TierHealth {
         TierHealth::default()
     }
