@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "kvfolio/block_pool.h"
+#include "kvfolio/storage.h"
 #include "vectors.h"
 
 namespace kvfolio::parity {
@@ -19,12 +20,10 @@ CacheSpec two_layers() {
 }
 
 TEST(ParityBlocks, ThePoolAloneHandsOutAndCounts) {
-  // shown: pool
   BlockPool pool = must(BlockPool::create(8));
   const BlockId block = pool.acquire();   // not valid(): full
   pool.hold(block);                       // a second user
   const bool last = pool.release(block);  // false: one is left
-  // shown end
   EXPECT_FALSE(last);
   EXPECT_EQ(pool.refs(block), 1);
   EXPECT_EQ(pool.num_free(), 7);
@@ -34,7 +33,6 @@ TEST(ParityBlocks, ThePoolAloneHandsOutAndCounts) {
 }
 
 TEST(ParityBlocks, OneTokenOfOneHeadIsWrittenAndRead) {
-  // shown: write_token
   KVStorage storage = must(KVStorage::create(two_layers()));
   const KVView view = must(storage.view(GroupId(0)));
   const TokenPlace place{.layer = 1, .head = 1, .slot = 2 * 16 + 5};  // block 2, offset 5
@@ -47,7 +45,6 @@ TEST(ParityBlocks, OneTokenOfOneHeadIsWrittenAndRead) {
   float k_back[4] = {};
   float v_back[4] = {};
   must(read_token(view, place, row(k_back), row(v_back)));
-  // shown end
   EXPECT_THAT(k_back, testing::ElementsAre(1, 2, 3, 4));
   EXPECT_THAT(v_back, testing::ElementsAre(5, 6, 7, 8));
   // Faults L6, L7: wrong shapes and layers were "ok", nothing was written.
@@ -70,7 +67,6 @@ TEST(ParityBlocks, OneHeadOfOneLayerIsGathered) {
     const std::int32_t slot = table[static_cast<std::size_t>(position / 16)] * 16 + position % 16;
     must(write_token(view, {.layer = 1, .head = 1, .slot = slot}, row, row));
   }
-  // shown: one head
   std::vector<float> k(20 * 4);
   std::vector<float> v(20 * 4);
   const auto rows = [](std::vector<float>& data) {
@@ -82,7 +78,6 @@ TEST(ParityBlocks, OneHeadOfOneLayerIsGathered) {
   args.k = rows(k);
   args.v = rows(v);
   must(gather(args));
-  // shown end
   for (std::size_t i = 0; i < k.size(); ++i) {
     const std::size_t position = i / 4;
     EXPECT_EQ(k[i], static_cast<float>(position));
@@ -95,11 +90,9 @@ TEST(ParityBlocks, ABlockIsCopiedWithAllItsLayers) {
   must(storage.fill(std::byte{0}));
   const KVView view = must(storage.view(GroupId(0)));
   for (std::int32_t layer = 0; layer < 2; ++layer) *view.v_at(layer, 1, 1, 15) = std::byte{7};
-  // shown: copy_block
   const std::int32_t src[] = {1};
   const std::int32_t dst[] = {3};
   must(storage.copy_blocks(GroupId(0), src, dst));
-  // shown end
   for (std::int32_t layer = 0; layer < 2; ++layer) {
     EXPECT_EQ(*view.v_at(layer, 3, 1, 15), std::byte{7});
   }

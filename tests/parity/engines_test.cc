@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "kvfolio/storage.h"
 #include "vectors.h"
 
 namespace kvfolio::parity {

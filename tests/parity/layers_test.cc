@@ -10,6 +10,7 @@
 #include <map>
 #include <random>
 
+#include "kvfolio/storage.h"
 #include "vectors.h"
 
 namespace kvfolio::parity {
@@ -29,12 +30,10 @@ TEST(ParityLayers, AWholeLayerIsAPointerAndStrides) {
   group.num_blocks = 5;
   KVStorage storage = must(KVStorage::create(CacheSpec{{group}}));
   must(storage.fill(std::byte{0}));
-  // shown: layer
   const KVView view = must(storage.view(GroupId(0)));
   const std::byte* k_of_layer_2 = view.k_at(/*layer=*/2, /*block=*/0, /*head=*/0, /*offset=*/0);
   // k_of_layer_2 + block * view.k_strides.block + offset * view.k_strides.token
   //              + head * view.k_strides.head
-  // shown end
   // Written through a slot, found through the strides.
   float written[4] = {1, 2, 3, 4};
   const RowsView row{reinterpret_cast<std::byte*>(written), 16, 16, 1, 1, 4, DType::kF32};
@@ -50,10 +49,8 @@ TEST(ParityLayers, AWholeLayerIsAPointerAndStrides) {
 TEST(ParityLayers, SlotMappingOfAnyRange) {
   Engine e({full_group(16, 8)});
   const SequenceId sequence = e.say(tokens(1, 40));
-  // shown: slots
   std::vector<std::int32_t> slots(5);
   must(e.manager.slot_mapping(sequence, GroupId(0), /*begin=*/14, slots));
-  // shown end
   const Tokens table = e.table(sequence);
   EXPECT_THAT(slots, ElementsAre(table[0] * 16 + 14, table[0] * 16 + 15, table[1] * 16,
                                  table[1] * 16 + 1, table[1] * 16 + 2));
@@ -71,12 +68,10 @@ TEST(ParityLayers, AdoptsBlocksThatAreHeld) {
   const SequenceId first = must(cache.open({})).sequence;
   must(append_rows(cache, first, numbers(0, 20 * 2)));
   constexpr std::size_t kBlocksOf20Tokens = 2;  // 16 tokens each
-  // shown: adopt
   const SequenceId second = must(cache.open({})).sequence;
   const auto blocks = must(cache.block_table(first, GroupId(0))).first(kBlocksOf20Tokens);
   const std::span<const std::int32_t> tables[] = {blocks};  // one for each group
   must(cache.adopt(second, tables, 20));
-  // shown end
   EXPECT_EQ(must(cache.ref_count(GroupId(0), BlockId(blocks[0]))), 2);
   EXPECT_EQ(must(rows_of(cache, second, 0, 20)), numbers(0, 20 * 2));
   // Both go on; the one without the right to write the tail copies it.

@@ -29,13 +29,11 @@ TEST(ParityRoom, EachPolicyHasItsVictim) {
   for (int i = 0; i < 3; ++i) e.feed_count(b, 1);
   for (int i = 0; i < 2; ++i) e.feed_count(a, 1);
   const Tokens table = e.table(a);
-  // shown: victims
   const std::optional<SequenceId> oldest = e.manager.select_victim(VictimPolicy::kLru);
   const std::optional<SequenceId> rarest = e.manager.select_victim(VictimPolicy::kLfu);
   const std::optional<SequenceId> longest = e.manager.select_victim(VictimPolicy::kLongest);
   must(e.manager.set_priority(b, -5));
   const std::optional<SequenceId> least = e.manager.select_victim(VictimPolicy::kLowestPriority);
-  // shown end
   EXPECT_EQ(oldest, c);
   EXPECT_EQ(rarest, c);
   EXPECT_EQ(longest, a);
@@ -118,12 +116,10 @@ TEST(ParityRoom, PreemptToStopsWhereItIsAsked) {
   all.reserve(5);
   for (int i = 0; i < 5; ++i) all.push_back(e.say_count(32));
   EXPECT_EQ(e.manager.utilization(), 1.0);
-  // shown: preempt_to
   std::span<const EndedSequence> gone;  // good until the next such call
   if (e.manager.needs_eviction()) {     // from ManagerOptions::high_watermark on, 0.90
     gone = must(e.manager.preempt_to(0.5, VictimPolicy::kLru));
   }
-  // shown end
   EXPECT_THAT(ids_of(gone), ElementsAre(all[0], all[1], all[2]));
   EXPECT_EQ(e.manager.utilization(), 0.4);
   EXPECT_EQ(e.counters().sequences_preempted, 3u);

@@ -18,12 +18,10 @@ using testing::HasSubstr;
 TEST(ParitySequences, OpenedByCountUnderTheCallersOwnId) {
   Engine e({full_group(16, 10)});
   KVCacheManager& manager = e.manager;
-  // shown: by count
   const Ticket step = must(manager.begin_step());
   const SequenceId sequence = must(manager.open_unnamed(40, {.caller_id = 7}));  // 3 blocks
   must(manager.finish(step));
   const SequenceId same = must(manager.find(7));
-  // shown end
   EXPECT_EQ(sequence, same);
   EXPECT_EQ(e.usage().held, 3);
   EXPECT_EQ(e.info(sequence).length, 40);
@@ -33,10 +31,8 @@ TEST(ParitySequences, OpenedByCountUnderTheCallersOwnId) {
 TEST(ParitySequences, ADuplicateIdIsRefusedByName) {
   Engine e({full_group(16, 10)});
   const SequenceId sequence = e.open({}, {.caller_id = 7}).sequence;
-  // shown: duplicate
   const Result<Opened> again = e.manager.open({}, {.caller_id = 7});
   // again.error().message() is "open: an open sequence has caller_id 7 already"
-  // shown end
   ASSERT_FALSE(again.has_value());
   EXPECT_EQ(again.error().code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(again.error().message(), "open: an open sequence has caller_id 7 already");
@@ -111,10 +107,8 @@ TEST(ParitySequences, InfoSaysTokensBlocksUsesAndPriority) {
   Engine e({full_group(16, 10)});
   const SequenceId a = e.say_count(20, {.priority = 3});
   e.feed_count(a, 1);
-  // shown: info
   const SequenceInfo info = must(e.manager.info(a));
   const std::span<const std::int32_t> block_ids = must(e.manager.block_table(a, GroupId(0)));
-  // shown end
   EXPECT_EQ(info.length, 21);
   EXPECT_THAT(block_ids, ElementsAre(0, 1));
   EXPECT_EQ(info.priority, 3);
@@ -154,10 +148,8 @@ TEST(ParitySequences, ListOfTheOpenOnes) {
   const SequenceId b = e.open({}).sequence;
   const SequenceId c = e.open({}).sequence;
   must(e.manager.close(b));
-  // shown: list
   std::vector<SequenceId> all(static_cast<std::size_t>(e.manager.num_sequences()));
   e.manager.sequences(all);
-  // shown end
   EXPECT_THAT(all, ElementsAre(a, c));
   std::array<SequenceId, 1> room;
   EXPECT_EQ(e.manager.sequences(room), 1);
@@ -175,10 +167,8 @@ TEST(ParitySequences, TrimKeepsSinksAndTheRecentWindow) {
     const SequenceId sequence = e.say_count(c.length);
     const SequenceId fork = must(e.manager.fork(sequence));
     const Tokens before = e.table(fork);
-    // shown: trim
     const std::int32_t dropped =
         must(e.manager.trim(sequence, {.num_sinks = c.sinks, .window = c.window}));
-    // shown end
     EXPECT_EQ(dropped, c.dropped);
     EXPECT_EQ(e.live(sequence), c.kept);
     EXPECT_EQ(e.table(fork), before);
@@ -193,9 +183,7 @@ TEST(ParitySequences, CountersSayTheirUnit) {
   Engine e({full_group(16, 10)});
   const SequenceId a = e.say_count(40);
   const SequenceId b = must(e.manager.fork(a));
-  // shown: preempt
   must(e.manager.preempt(a));  // a's id is gone; blocks that others hold stay
-  // shown end
   EXPECT_EQ(e.counters().blocks_allocated, 3u);
   EXPECT_EQ(e.counters().blocks_freed, 0u);  // the fork holds them
   EXPECT_EQ(e.counters().sequences_preempted, 1u);
@@ -212,12 +200,10 @@ TEST(ParitySequences, CountersOfHitsCopiesAndEvictions) {
   Tokens prompt = tokens(1, 33);
   prompt.push_back(500);
   e.cache(prompt);
-  // shown: counters
   const Counters& counters = e.manager.counters();
   const std::uint64_t reused = counters.tokens_reused;    // tokens that were not computed again
   const std::uint64_t copies = counters.block_copies;     // blocks, by copy-on-write
   const std::uint64_t evicted = counters.blocks_evicted;  // cached blocks that made room
-  // shown end
   EXPECT_EQ(reused, 33u);
   EXPECT_EQ(copies, 1u);
   EXPECT_EQ(evicted, 0u);
@@ -245,11 +231,9 @@ TEST(ParitySequences, PrintedFormIsAFactALine) {
   Engine e({full_group(16, 10)});
   const SequenceId a = e.say_count(40);
   static_cast<void>(must(e.manager.fork(a)));
-  // shown: describe
   const std::string facts = e.manager.describe();  // a fact a line
   const std::int64_t used = e.manager.bytes_used();
   const std::int64_t total = e.manager.bytes_total();
-  // shown end
   EXPECT_EQ(used, 3072);
   EXPECT_EQ(total, 10240);
   EXPECT_EQ(facts,

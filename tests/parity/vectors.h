@@ -13,6 +13,7 @@
 
 #include "kvfolio/kernels.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/storage.h"
 #include "manager/engine.h"
 
 namespace kvfolio::parity {
@@ -24,7 +25,6 @@ inline const std::byte* bytes(const double* data) {
   return reinterpret_cast<const std::byte*>(data);
 }
 
-// shown: vectors
 // A cache of one f64 vector per token: one layer, one head, no V.
 inline KVCacheManager vector_cache(std::int32_t num_elements, std::int32_t num_blocks,
                                    std::int32_t block_size = 16) {
@@ -73,7 +73,6 @@ inline Result<std::vector<double>> rows_of(KVCacheManager& cache, SequenceId seq
   KVFOLIO_RETURN_IF_ERROR(gather(args));
   return rows;
 }
-// shown end
 
 inline std::vector<double> numbers(double first, int count) {
   std::vector<double> all(static_cast<std::size_t>(count));

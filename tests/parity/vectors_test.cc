@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvfolio/storage.h"
+
 namespace kvfolio::parity {
 namespace {
 
@@ -27,13 +29,11 @@ TEST(ParityVectors, OneVectorPerTokenOfAnyLength) {
 
 // Fault J5: a limit of 4 reserved 16 slots, 12 of which could not be used.
 TEST(ParityVectors, MaxTokensIsExactWhateverTheBlockSize) {
-  // shown: max_tokens
   KVCacheManager cache = vector_cache(2, 1);
   const SequenceId sequence = must(cache.open({}, {.max_tokens = 4})).sequence;
   must(append_rows(cache, sequence, numbers(0, 4 * 2)));
   const Status full = append_rows(cache, sequence, numbers(0, 1 * 2));
   // full.message() is "append of 1 tokens: full: 4 of 4 tokens"
-  // shown end
   EXPECT_EQ(full.code(), ErrorCode::kResourceExhausted);
   EXPECT_THAT(full.message(), HasSubstr("full: 4 of 4 tokens"));
   EXPECT_EQ(must(cache.info(sequence)).length, 4);
@@ -59,10 +59,8 @@ TEST(ParityVectors, ABatchIsAppendedWholeOrNotAtAll) {
   KVCacheManager cache = vector_cache(2, 1);
   const SequenceId sequence = must(cache.open({}, {.max_tokens = 5})).sequence;
   must(append_rows(cache, sequence, numbers(0, 3 * 2)));
-  // shown: batch
   const Status status = append_rows(cache, sequence, numbers(100, 3 * 2));
   // status.message() is "append_unnamed of 3 tokens: full: 3 of 5 tokens", and nothing was appended
-  // shown end
   EXPECT_EQ(status.message(), "append_unnamed of 3 tokens: full: 3 of 5 tokens");
   EXPECT_EQ(must(rows_of(cache, sequence, 0, 3)), numbers(0, 3 * 2));
   EXPECT_EQ(must(cache.info(sequence)).length, 3);
@@ -89,9 +87,7 @@ TEST(ParityVectors, APromptBeyondMaxTokensIsRefused) {
 TEST(ParityVectors, AppendOfNothingIsNothing) {
   KVCacheManager cache = vector_cache(2, 1);
   const SequenceId sequence = must(cache.open({})).sequence;
-  // shown: append nothing
   must(append_rows(cache, sequence, {}));  // takes no block and is no use of the sequence
-  // shown end
   EXPECT_EQ(must(cache.info(sequence)).length, 0);
   EXPECT_EQ(must(cache.info(sequence)).use_count, 1u);  // the open
   EXPECT_EQ(must(cache.usage(GroupId(0))).held, 0);
@@ -102,11 +98,9 @@ TEST(ParityVectors, ReadsOneTokenARangeAndAnEmptyCache) {
   const SequenceId sequence = must(cache.open({})).sequence;
   EXPECT_THAT(must(rows_of(cache, sequence, 0, 0)), IsEmpty());  // [0, dim]
   must(append_rows(cache, sequence, numbers(0, 20 * 2)));
-  // shown: ranges
   const std::vector<double> one = must(rows_of(cache, sequence, 17, 1));
   const std::vector<double> range = must(rows_of(cache, sequence, 15, 3));
   const std::vector<double> none = must(rows_of(cache, sequence, 20, 0));  // as of an empty cache
-  // shown end
   EXPECT_THAT(one, ElementsAre(34, 35));
   EXPECT_EQ(range, numbers(30, 3 * 2));
   EXPECT_THAT(none, IsEmpty());
@@ -121,13 +115,11 @@ TEST(ParityVectors, ATokenIsReadWithoutACopy) {
   KVCacheManager cache = vector_cache(2, 2);
   const SequenceId sequence = must(cache.open({})).sequence;
   must(append_rows(cache, sequence, numbers(0, 20 * 2)));
-  // shown: read in place
   const KVView view = must(cache.storage()->view(GroupId(0)));
   const std::span<const std::int32_t> table = must(cache.block_table(sequence, GroupId(0)));
   const std::int32_t block = table[17 / 16];
   const auto* token_17 = reinterpret_cast<const double*>(
       view.k_at(/*layer=*/0, block, /*head=*/0, /*offset=*/17 % 16));
-  // shown end
   EXPECT_EQ(token_17[0], 34.0);
   EXPECT_EQ(token_17[1], 35.0);
 }
@@ -137,9 +129,7 @@ TEST(ParityVectors, ClearKeepsTheMemoryAndTheSequence) {
   const SequenceId sequence = must(cache.open({}, {.max_tokens = 20})).sequence;
   must(append_rows(cache, sequence, numbers(0, 20 * 2)));
   const std::byte* memory = must(cache.storage()->view(GroupId(0))).k;
-  // shown: clear
   must(cache.clear(sequence));
-  // shown end
   EXPECT_EQ(must(cache.info(sequence)).length, 0);
   EXPECT_EQ(must(cache.usage(GroupId(0))).held, 0);
   EXPECT_EQ(must(cache.storage()->view(GroupId(0))).k, memory);
@@ -149,13 +139,11 @@ TEST(ParityVectors, ClearKeepsTheMemoryAndTheSequence) {
 
 // Fault J1: a clone copied every reserved block.
 TEST(ParityVectors, CopyToAnotherManagerIsDeep) {
-  // shown: copy_to
   KVCacheManager cache = vector_cache(2, 64);
   const SequenceId sequence = must(cache.open({})).sequence;
   must(append_rows(cache, sequence, numbers(0, 20 * 2)));
   KVCacheManager copy = vector_cache(2, 64);
   must(cache.copy_to(copy));  // two blocks of bytes, not 64; ids stay the same
-  // shown end
   must(append_rows(cache, sequence, numbers(100, 2)));
   must(append_rows(copy, sequence, numbers(200, 2)));
   EXPECT_EQ(must(rows_of(copy, sequence, 0, 20)), numbers(0, 20 * 2));
@@ -170,9 +158,7 @@ TEST(ParityVectors, AForkSharesUntilItWrites) {
   KVCacheManager cache = vector_cache(2, 4);
   const SequenceId parent = must(cache.open({})).sequence;
   must(append_rows(cache, parent, numbers(0, 20 * 2)));
-  // shown: fork
   const SequenceId child = must(cache.fork(parent));  // shares every block until one of them writes
-  // shown end
   EXPECT_EQ(must(cache.usage(GroupId(0))).held, 2);
   must(append_rows(cache, child, numbers(100, 2)));
   must(append_rows(cache, parent, numbers(200, 2)));
