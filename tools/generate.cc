@@ -19,6 +19,7 @@
 #include "kvfolio/op_replay.h"
 #include "model_identity.h"
 #include "npy.h"
+#include "pool_size.h"
 #include "progress_sink.h"
 #include "report.h"
 #include "results.h"

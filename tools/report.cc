@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.h"
+#include "pool_size.h"
 
 #include <algorithm>
 #include <cmath>

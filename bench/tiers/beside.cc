@@ -14,6 +14,7 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/plan_attention.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::bench {
 namespace {

@@ -18,6 +18,7 @@
 #include "families.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/snapshot.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::bench {
 namespace {

@@ -13,7 +13,7 @@
 #include <span>
 #include <string>
 
-#include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
 #include "kvfolio/offload.h"
 #include "model.h"
 

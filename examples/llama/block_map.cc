@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "kvfolio/manager.h"
+
 namespace kvfolio::llama {
 namespace {
 

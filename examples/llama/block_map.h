@@ -11,8 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "kvfolio/manager.h"
+#include "kvfolio/ids.h"
 #include "scheduler.h"
+
+namespace kvfolio {
+class KVCacheManager;
+}
 
 namespace kvfolio::llama {
 

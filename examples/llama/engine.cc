@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "contiguous_backend.h"
+#include "paged_backend.h"
 #include "sampler.h"
 
 namespace kvfolio::llama {

@@ -17,11 +17,19 @@
 
 #include "backend.h"
 #include "block_map.h"
+#include "kvfolio/kernels.h"
+#include "kvfolio/snapshot.h"
+#include "kvfolio/tier_metrics.h"
 #include "model.h"
-#include "paged_backend.h"
 #include "scheduler.h"
 
+namespace kvfolio {
+class OpLog;
+}
+
 namespace kvfolio::llama {
+
+class PagedBackend;
 
 struct EngineOptions {
   std::int32_t max_batch_tokens = 512;

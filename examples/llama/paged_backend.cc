@@ -11,6 +11,7 @@
 
 #include "kvfolio/group_rule.h"
 #include "kvfolio/plan_attention.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::llama {
 namespace {

@@ -13,6 +13,7 @@
 
 #include "backend.h"
 #include "kvfolio/kernels.h"
+#include "kvfolio/manager.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/tier_metrics.h"

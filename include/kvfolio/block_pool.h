@@ -26,14 +26,13 @@
 #include <cstdint>
 #include <span>
 
+#include "kvfolio/block_state.h"
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
-
-enum class BlockState : std::uint8_t { kFree = 0, kHeld = 1, kCached = 2, kRetiring = 3 };
 
 class KVFOLIO_API BlockPool {
  public:

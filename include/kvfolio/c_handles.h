@@ -8,13 +8,14 @@
 #include <memory>
 
 #include "kvfolio/export.h"
-#include "kvfolio/manager.h"
 #include "kvfolio/root_key.h"
 
 struct kvfolio_manager;
 struct kvfolio_root;
 
 namespace kvfolio {
+
+class KVCacheManager;  // manager.h
 
 [[nodiscard]] KVFOLIO_API KVCacheManager& manager_of(kvfolio_manager& handle) noexcept;
 // Expires when the handle is destroyed: for what refers to a manager and may outlive it.

@@ -7,6 +7,7 @@
 
 #include "kvfolio/bit_tree.h"
 #include "kvfolio/block_pool.h"
+#include "kvfolio/block_state.h"
 #include "kvfolio/block_table.h"
 #include "kvfolio/byte_sink.h"
 #include "kvfolio/dtype.h"

@@ -61,7 +61,7 @@
 #include <span>
 #include <string>
 
-#include "kvfolio/block_pool.h"
+#include "kvfolio/block_state.h"
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
@@ -70,11 +70,11 @@
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
 #include "kvfolio/step_plan.h"
-#include "kvfolio/storage.h"
 
 namespace kvfolio {
 
-class OpLog;
+class KVStorage;  // storage.h
+class OpLog;      // op_log.h
 namespace detail {
 class ManagerAlias;
 }

@@ -27,9 +27,10 @@
 #include <vector>
 
 #include "kvfolio/export.h"
-#include "kvfolio/manager.h"
 
 namespace kvfolio {
+
+class KVCacheManager;  // manager.h
 
 struct MetricLabel {
   std::string_view name{};

@@ -70,11 +70,15 @@
 #include "kvfolio/host_arena.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/ids.h"
-#include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
+#include "kvfolio/memory.h"
+#include "kvfolio/root_key.h"
 #include "kvfolio/status.h"
 #include "kvfolio/tier.h"
 
 namespace kvfolio {
+
+class KVCacheManager;  // manager.h
 
 enum class WritePolicy : std::int32_t {
   kOff = 0,           // the tier is read only: nothing is erased there either

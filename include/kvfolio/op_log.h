@@ -33,10 +33,13 @@
 
 #include "kvfolio/byte_sink.h"
 #include "kvfolio/export.h"
-#include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
+#include "kvfolio/spec.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
+
+class KVCacheManager;  // manager.h
 
 struct OpLogOptions {
   // True: the sink has the arguments of a call before the call is made, so also those of the one in

@@ -20,6 +20,7 @@
 #include "kvfolio/byte_sink.h"
 #include "kvfolio/export.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
 #include "kvfolio/op_log.h"
 #include "kvfolio/status.h"
 

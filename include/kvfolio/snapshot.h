@@ -37,12 +37,14 @@
 #include "kvfolio/export.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/ids.h"
-#include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
 #include "kvfolio/record.h"
 #include "kvfolio/root_key.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
+
+class KVCacheManager;  // manager.h
 
 // A sequence to save, with what the manager does not keep of it.
 struct SnapshotSequence {

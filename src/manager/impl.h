@@ -53,6 +53,7 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
+#include "kvfolio/storage.h"
 #include "manager/blocks.h"
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"

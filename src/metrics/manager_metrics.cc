@@ -3,7 +3,11 @@
 // What a manager has to say, and the names that users of vLLM and SGLang chart already. A total and
 // the state of each group are all in blocks; hits are in tokens, as theirs are.
 
+#include "kvfolio/ids.h"
+#include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
 #include "kvfolio/metrics.h"
+#include "kvfolio/status.h"
 
 namespace kvfolio {
 

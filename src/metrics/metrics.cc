@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "base/text.h"
+#include "kvfolio/manager.h"
 
 namespace kvfolio {
 

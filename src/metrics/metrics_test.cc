@@ -12,6 +12,9 @@
 #include <random>
 #include <sstream>
 
+#include "kvfolio/manager.h"
+#include "kvfolio/spec.h"
+
 namespace kvfolio {
 namespace {
 

@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/record.h"
+#include "kvfolio/storage.h"
 #include "offload/block_names.h"
 #include "offload/epochs.h"
 #include "offload/forgotten_roots.h"

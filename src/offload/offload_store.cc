@@ -8,6 +8,7 @@
 #include <array>
 
 #include "kvfolio/checked_copy.h"
+#include "kvfolio/storage.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {

@@ -10,6 +10,7 @@
 #include <array>
 #include <limits>
 
+#include "kvfolio/storage.h"
 #include "offload/test_offload.h"
 
 namespace kvfolio {

@@ -8,6 +8,7 @@
 
 #include "base/mutants.h"
 #include "kvfolio/checked_copy.h"
+#include "kvfolio/storage.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {

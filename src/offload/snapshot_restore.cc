@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/group_rule.h"
+#include "kvfolio/manager.h"
 #include "kvfolio/snapshot.h"
 #include "offload/block_image.h"
 #include "offload/checksum_thread.h"

@@ -15,6 +15,8 @@
 #include "kvfolio/byte_stream.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::test {
 

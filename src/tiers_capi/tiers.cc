@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kvfolio/record.h"
+#include "kvfolio/storage.h"
 #include "tiers_capi/tiers_capi.h"
 
 namespace kvfolio::capi {

@@ -17,7 +17,7 @@ import sys
 # What of each header is public: the prefix of its C functions.
 HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_store.h": "token_store_",
            "executor.h": "thread_pool_", "spec.h": "", "memory.h": "", "view.h": "view_",
-           "version.h": "", "dtype.h": "", "plan_attention.h": "",
+           "version.h": "", "dtype.h": "", "block_state.h": "", "plan_attention.h": "",
            "manager_types.h": "", "step_plan.h": "", "root_key.h": ""}
 # The same of kvfolio_tiers.h.
 TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_", "disk_tier.h": "tier_",

@@ -16,6 +16,8 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/status.h"
+#include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::fuzz {
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "engine.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::testing_engine {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "engine.h"
 #include "kvfolio/plan_attention.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::testing_engine {
 namespace {

@@ -16,6 +16,7 @@
 #include "engine.h"
 #include "heap_calls/heap_calls.h"
 #include "heap_calls/stack_depth.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::testing_engine {
 namespace {

@@ -7,6 +7,10 @@
 #include <cstring>
 
 #include "engine.h"
+#include "kvfolio/memory.h"
+#include "kvfolio/memory_kind.h"
+#include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::testing_engine {
 namespace {

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "engine.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::testing_engine {
 namespace {

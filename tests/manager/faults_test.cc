@@ -10,6 +10,7 @@
 
 #include "engine.h"
 #include "kvfolio/kernels.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio::testing_engine {
 namespace {

@@ -14,6 +14,7 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
+#include "kvfolio/storage.h"
 
 namespace kvfolio {
 namespace {

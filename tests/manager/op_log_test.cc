@@ -12,6 +12,7 @@
 #include "engine.h"
 #include "kvfolio/byte_stream.h"
 #include "kvfolio/op_replay.h"
+#include "kvfolio/storage.h"
 #include "op_log_pieces.h"
 
 namespace kvfolio::testing_engine {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_check/harness.h"
+#include "kvfolio/storage.h"
 
 #include <algorithm>
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kvfolio/storage.h"
 #include "model_check/ops.h"
 
 namespace kvfolio::model_check {

@@ -25,6 +25,8 @@
 #include <vector>
 
 #include "kvfolio/offload.h"
+#include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "offload/test_cache.h"
 
 namespace kvfolio::test {

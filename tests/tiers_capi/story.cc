@@ -9,7 +9,9 @@
 #include <numeric>
 #include <vector>
 
+#include "kvfolio/storage.h"
 #include "kvfolio/tiers.hpp"
+#include "kvfolio/view.h"
 
 namespace {
 
