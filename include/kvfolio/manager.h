@@ -22,7 +22,7 @@
 //  - Caching never takes room: every cached block can be evicted, and a copy that only a hit makes
 //    necessary is left out if it would leave a group short of blocks. So an append that has room
 //    after a miss also has room after a hit.
-//  - What a promise of reserve() needs may be evicted for in any call that lets go of blocks.
+//  - Any call that lets go of blocks may evict cached ones to keep a promise of reserve().
 //  - Every call either does all it says, or returns an error and changes nothing. One exception: a
 //    sequence that is short of table entries stops publishing, even if the call is then refused.
 //  - The same calls give the same ids and the same plans on every machine.
@@ -81,19 +81,28 @@ class ManagerAlias;
 
 class KVFOLIO_API KVCacheManager {
  public:
-  // Ids only: the engine owns the bytes and runs the copies of each plan. Errors of both:
+  // ---- start here: the 14 calls that an engine needs, in the order in which it uses them ----
+  //
+  //   create                                   once
+  //   open, fork, admit                        a request comes: what is cached, is there room
+  //   begin_step, append, append_each, undo,   a step: which tokens, where their K and V go
+  //     plan, commit, complete, drop
+  //   preempt, close                           a sequence makes room, or has ended
+  //
+  // An engine that gave the manager a KVStorage also calls run_copies() between plan() and
+  // commit(). The other sections have what not every engine needs.
+
+  // Ids only: the engine owns the bytes and runs the copies of each plan. Errors of both overloads:
   // kInvalidArgument: the spec or an option is out of range, or all groups together have more than
   // 2^29 blocks; kOutOfMemory: the tables.
   static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
-  // With storage, whose memory may be borrowed; the manager takes its spec(). If this fails, the
-  // storage stays as it was.
+  // With storage (storage.h), whose memory may be borrowed; the manager takes its spec(). If this
+  // fails, the storage stays as it was.
   static Result<KVCacheManager> create(KVStorage&& storage, const ManagerOptions& options = {});
 
   KVCacheManager(KVCacheManager&&) noexcept;
   KVCacheManager& operator=(KVCacheManager&&) noexcept;
   ~KVCacheManager();
-
-  // ---- sequences ----
 
   // Opens a sequence and, in the same call, holds what the cache has of `tokens`, so nothing that
   // was found can be evicted before it is used. Its length is then Opened::cached_tokens. A hit
@@ -104,11 +113,6 @@ class KVFOLIO_API KVCacheManager {
   // kResourceExhausted: sequences, table entries, rows (kUnordered: the row of a closed sequence is
   // not free before its steps are complete).
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
-  // The number of tokens that open() would find, if it has the table entries. Only the options
-  // root, media, prefix_cache, look_up and max_tokens count. Changes nothing, not even the order of
-  // eviction.
-  [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
-                                           const OpenOptions& options = {}) const;
   // Opens a sequence that has the same tokens and shares every block. The parent keeps the right to
   // write the last block; the child copies that block at its first append. When the parent has
   // closed, one of the sequences that share the block may write it.
@@ -116,49 +120,27 @@ class KVFOLIO_API KVCacheManager {
   // caller_id that is open. kResourceExhausted: sequences, rows (as open), table entries. Shortage:
   // the parent's reserve() needs blocks that the pool lacks.
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
-  // Gives an empty sequence blocks that are held already, by one table for each group in the order
-  // of groups. Its length is then num_tokens. A table has as many entries as num_tokens needs, such
-  // as the first ones that block_table() returns. In a window group an entry may be -1 if position
-  // num_tokens reads nothing of that block. No token is appended. Neither these tokens nor later
-  // ones are ever findable (unless num_tokens is 0).
-  // kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a table has another size,
-  // names a block twice, or lies where this call writes the table of another group; a block has no
-  // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
-  // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
-  // max_tokens, table entries. Shortage: as fork(), of the blocks' holders. Tokens that are
-  // reserved for the sequence are a kFailedPrecondition, too.
-  Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
-               std::int32_t num_tokens);
-  // Forgets the tokens from position n on. Also forgets that a prompt was found whole: the block
-  // that is held for its last token is let go if it lies beyond the length, even if n is the
-  // length. Always possible down to the accepted length. Below that, every group must still hold
-  // what position n reads.
-  // kFailedPrecondition: a group does not (the error names it), or the sequence is in the open
-  // step. kInvalidArgument: n is not in 0 .. length.
-  Status truncate(SequenceId sequence, std::int32_t n);
-  // truncate() to 0. The sequence stays open with the same id, and its trim is forgotten.
-  Status clear(SequenceId sequence);
-  // The trim of StreamingLLM: keeps [0, num_sinks) and [length - window, length), and returns how
-  // many tokens this call dropped. Positions never change. Tokens that an earlier trim dropped stay
-  // dropped, so the sinks cannot grow again. A sequence has only one gap: if the window reaches
-  // tokens in front of the gap, nothing is dropped. Tokens appended after a trim that dropped
-  // something are never findable; a truncate() to the sinks or less ends the trim.
-  // kFailedPrecondition: the sequence is in the open step or has draft tokens. kInvalidArgument:
-  // negative.
-  Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
-  // Ends a sequence; OpenOptions::publish says what stays findable. kUnordered: tokens of a step
-  // become findable once the step is complete. At most max_sequences closed sequences wait for
-  // that; a sequence that is closed while as many wait publishes nothing more. The row of a closed
-  // sequence in the plans goes to no other sequence before that step is complete. A second close is
-  // kNotFound. kFailedPrecondition: the sequence is in the open step.
-  Status close(SequenceId sequence);
-  // close() for a sequence that must make room. Takes it out of the open step first. To resume it,
-  // open() its tokens again; so if the host learns sampled ids late, complete the steps that it is
-  // in and read the ids before. Blocks that a step in flight may touch retire until it is complete.
-  Status preempt(SequenceId sequence);
-  Status set_priority(SequenceId sequence, std::int32_t priority);
-
-  // ---- steps ----
+  // Would these appends succeed together in the open step, or in one that began now? Returns ok, or
+  // the error of append(), or the Shortage of the first short group. append() decides with the same
+  // function, and every cached block counts as room, so the answer is exact. After a prompt that
+  // was found whole, admit() takes the next token to be the prompt's last one. If the demands do
+  // not fit with all copies, some are planned in place (append() says how), the last demand first.
+  // Each sequence does as planned when it appends in that step; the order of the appends does not
+  // matter.
+  // Nothing changes but table entries: an admitted sequence keeps its entries until it is closed,
+  // whether it appends or not, in one step or in several. Only the entries of its tables are
+  // promised: a sequence that is short of entries for the tokens that it keeps to publish stops
+  // publishing (publications_skipped), even if the call is then refused.
+  Status admit(std::span<const AppendDemand> demands);
+  Status admit(SequenceId sequence, std::int64_t num_tokens);
+  // Would open(tokens, options) succeed now, and an append of the tokens that it does not find and
+  // of `num_more` tokens behind them, all in the open step or in one that began now? Returns what
+  // they would get, or the error of the first call that would fail. Nothing changes, is counted or
+  // is kept: a scheduler may ask each round for each waiting request. A Shortage counts the blocks
+  // that the prompt finds as pinned, and names only sequences that are open. kInvalidArgument: also
+  // if num_more is negative.
+  [[nodiscard]] Result<Admission> admit(std::span<const std::int32_t> tokens,
+                                        const OpenOptions& options, std::int64_t num_more) const;
 
   // kFailedPrecondition: a step is open, max_steps_in_flight steps are in flight, or 2^24 steps
   // were begun (dropped ones count) since the oldest step in flight.
@@ -183,21 +165,100 @@ class KVFOLIO_API KVCacheManager {
   // kResourceExhausted: max_tokens, table entries.
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
-  // The same for tokens whose ids the host does not know yet: set_tokens() names them before
+  // A decode step in one call: appends tokens[i] to sequences[i], in order, as append() does. Ends
+  // at the first append that fails and returns its error: the first *num_appended sequences are in
+  // the step then; that one and those behind it are not. So a scheduler that meets a Shortage can
+  // preempt a sequence and go on from there. A sequence that is named twice fails at the second
+  // place; the error gives both. `num_appended` may be null.
+  // kInvalidArgument: more or fewer tokens than sequences; then none is in the step.
+  Status append_each(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens,
+                     std::int32_t* num_appended);
+  // Takes a sequence out of the open step, as if it had not been appended to, with two exceptions.
+  // Blocks evicted for it stay evicted. If it was to overwrite what was found, the engine may have
+  // done so already: that block stays unfindable and is valid up to the sequence's length only (it
+  // is let go if it lies beyond). If the prompt's last token had been found there, it no longer
+  // counts as found: its next append gets a slot. kFailedPrecondition: the sequence is not in an
+  // open step.
+  Status undo(SequenceId sequence);
+  // The arrays of the open step. They are stale once the step changes. Another plan() of the step
+  // overwrites them. kFailedPrecondition: no step is open. kInvalidArgument: a pad that is neither
+  // -1 nor 0. kUnsupported: FlashInfer arrays, if a sequence's trim cuts through a block or an
+  // int32 cannot count the table entries. kOutOfMemory.
+  Result<const StepPlan*> plan(const PlanOptions& options = {});
+  // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
+  // kFailedPrecondition (commit and drop): `ticket` is not the open step. Only commit(): the step
+  // had a plan(), and a sequence that is still in it was appended after the last one, so its K and
+  // V were never written (a step without any plan is the engine's own affair); or, with storage and
+  // without ManagerOptions::copies_by_host, the step has copies that run_copies() has not run. The
+  // error says how many. The step stays open: plan() again, or run the copies, or undo() or drop().
+  Status commit(Ticket ticket);
+  // Call this when the device has finished step `ticket` (and under kInOrder all earlier ones).
+  // kFailedPrecondition (complete and fail): the step is not in flight.
+  Status complete(Ticket ticket);
+  // Ends the open step and undoes all of its appends, as undo() does. Sequences that were opened
+  // during the step stay open.
+  Status drop(Ticket ticket);
+
+  // close() for a sequence that must make room. Takes it out of the open step first. To resume it,
+  // open() its tokens again; so if the host learns sampled ids late, complete the steps that it is
+  // in and read the ids before. Blocks that a step in flight may touch retire until it is complete.
+  Status preempt(SequenceId sequence);
+  // Ends a sequence; OpenOptions::publish says what stays findable. kUnordered: tokens of a step
+  // become findable once the step is complete. At most max_sequences closed sequences wait for
+  // that; a sequence that is closed while as many wait publishes nothing more. The row of a closed
+  // sequence in the plans goes to no other sequence before that step is complete. A second close is
+  // kNotFound. kFailedPrecondition: the sequence is in the open step.
+  Status close(SequenceId sequence);
+
+  // ---- more of sequences ----
+
+  // The number of tokens that open() would find, if it has the table entries. Only the options
+  // root, media, prefix_cache, look_up and max_tokens count. Changes nothing, not even the order of
+  // eviction.
+  [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
+                                           const OpenOptions& options = {}) const;
+  // Forgets the tokens from position n on. Also forgets that a prompt was found whole: the block
+  // that is held for its last token is let go if it lies beyond the length, even if n is the
+  // length. Always possible down to the accepted length. Below that, every group must still hold
+  // what position n reads.
+  // kFailedPrecondition: a group does not (the error names it), or the sequence is in the open
+  // step. kInvalidArgument: n is not in 0 .. length.
+  Status truncate(SequenceId sequence, std::int32_t n);
+  // truncate() to 0. The sequence stays open with the same id, and its trim is forgotten.
+  Status clear(SequenceId sequence);
+  // The trim of StreamingLLM: keeps [0, num_sinks) and [length - window, length), and returns how
+  // many tokens this call dropped. Positions never change. Tokens that an earlier trim dropped stay
+  // dropped, so the sinks cannot grow again. A sequence has only one gap: if the window reaches
+  // tokens in front of the gap, nothing is dropped. Tokens appended after a trim that dropped
+  // something are never findable; a truncate() to the sinks or less ends the trim.
+  // kFailedPrecondition: the sequence is in the open step or has draft tokens. kInvalidArgument:
+  // negative.
+  Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
+  // Gives an empty sequence blocks that are held already, by one table for each group in the order
+  // of groups. Its length is then num_tokens. A table has as many entries as num_tokens needs, such
+  // as the first ones that block_table() returns. In a window group an entry may be -1 if position
+  // num_tokens reads nothing of that block. No token is appended. Neither these tokens nor later
+  // ones are ever findable (unless num_tokens is 0).
+  // kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a table has another size,
+  // names a block twice, or lies where this call writes the table of another group; a block has no
+  // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
+  // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
+  // max_tokens, table entries. Shortage: as fork(), of the blocks' holders. Tokens that are
+  // reserved for the sequence are a kFailedPrecondition, too.
+  Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
+               std::int32_t num_tokens);
+  Status set_priority(SequenceId sequence, std::int32_t priority);
+
+  // ---- more of steps: late names, drafts, copies, a device that failed ----
+
+  // append() for tokens whose ids the host does not know yet: set_tokens() names them before
   // complete(), or with OpenOptions::late_names also later. A block that a window lets go at a
   // commit before its tokens have names does not become findable. Nothing behind an unnamed token
   // is findable. kResourceExhausted: with late names, if the unnamed tokens lie in more than max(8,
   // max_steps_in_flight / 2 + 1) stretches with other tokens between them.
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
-  // A decode step in one call: appends tokens[i] to sequences[i], in order, as append() does, or
-  // one unnamed token to each. Ends at the first that fails and returns its error: the first
-  // *num_appended sequences are in the step then; that one and those behind it are not. So a
-  // scheduler that meets a Shortage can preempt a sequence and go on from there. A sequence that is
-  // named twice fails at the second place; the error gives both. `num_appended` may be null.
-  // kInvalidArgument: more or fewer tokens than sequences; then none is in the step.
-  Status append_each(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens,
-                     std::int32_t* num_appended);
+  // append_each() with one unnamed token for each sequence.
   Status append_unnamed_each(std::span<const SequenceId> sequences, std::int32_t* num_appended);
   // open() and append_unnamed() in one call: a sequence with num_tokens reserved slots. Does both
   // or neither, and returns the errors of both.
@@ -212,18 +273,9 @@ class KVFOLIO_API KVCacheManager {
   // *num_named have their names. A sequence may be named again: its next token gets that name.
   Status set_tokens_each(std::span<const SequenceId> sequences,
                          std::span<const std::int32_t> tokens, std::int32_t* num_named);
-  // Takes a sequence out of the open step, as if it had not been appended to, with two exceptions.
-  // Blocks evicted for it stay evicted. If it was to overwrite what was found, the engine may have
-  // done so already: that block stays unfindable and is valid up to the sequence's length only (it
-  // is let go if it lies beyond). If the prompt's last token had been found there, it no longer
-  // counts as found: its next append gets a slot. kFailedPrecondition: the sequence is not in an
-  // open step.
-  Status undo(SequenceId sequence);
-  // The arrays of the open step. They are stale once the step changes. Another plan() of the step
-  // overwrites them. kFailedPrecondition: no step is open. kInvalidArgument: a pad that is neither
-  // -1 nor 0. kUnsupported: FlashInfer arrays, if a sequence's trim cuts through a block or an
-  // int32 cannot count the table entries. kOutOfMemory.
-  Result<const StepPlan*> plan(const PlanOptions& options = {});
+  // Ends a draft: keeps the first `num_accepted` draft tokens and truncates the others.
+  // kFailedPrecondition: the sequence is in the open step. kInvalidArgument: more than it has.
+  Status accept(SequenceId sequence, std::int32_t num_accepted);
   // Runs the copies of the open step on the manager's own storage, once per step. The step then
   // takes no more appends. Engines that run the copies themselves never call this and say so with
   // ManagerOptions::copies_by_host; with several steps in flight that means
@@ -232,53 +284,16 @@ class KVFOLIO_API KVCacheManager {
   // (kInOrder) there are copies and an earlier step is in flight, which may still write what they
   // read.
   Status run_copies();
-  // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
-  // kFailedPrecondition (commit and drop): `ticket` is not the open step. Only commit(): the step
-  // had a plan(), and a sequence that is still in it was appended after the last one, so its K and
-  // V were never written (a step without any plan is the engine's own affair); or, with storage and
-  // without ManagerOptions::copies_by_host, the step has copies that run_copies() has not run. The
-  // error says how many. The step stays open: plan() again, or run the copies, or undo() or drop().
-  Status commit(Ticket ticket);
-  // Call this when the device has finished step `ticket` (and under kInOrder all earlier ones).
-  // kFailedPrecondition (complete and fail): the step is not in flight.
-  Status complete(Ticket ticket);
   // commit() and complete(), for engines that have computed already. Errors as commit().
   Status finish(Ticket ticket);
-  // Ends the open step and undoes all of its appends, as undo() does. Sequences that were opened
-  // during the step stay open.
-  Status drop(Ticket ticket);
   // Call this when the device has failed and is idle. Ends every step from `ticket` on, the open
   // one too, and forgets all that they wrote. Closes with kAborted each sequence that wrote in them
   // or holds a block that they wrote, and ends the pins that hold such a block. Returns the closed
   // sequences, by row; valid until the next fail() or preempt_to().
   Result<std::span<const EndedSequence>> fail(Ticket ticket);
-  // Ends a draft: keeps the first `num_accepted` draft tokens and truncates the others.
-  // kFailedPrecondition: the sequence is in the open step. kInvalidArgument: more than it has.
-  Status accept(SequenceId sequence, std::int32_t num_accepted);
 
-  // ---- room ----
+  // ---- room: promises, pins, eviction, victims ----
 
-  // Would these appends succeed together in the open step, or in one that began now? Returns ok, or
-  // the error of append(), or the Shortage of the first short group. append() decides with the same
-  // function, and every cached block counts as room, so the answer is exact. After a prompt that
-  // was found whole, admit() takes the next token to be the prompt's last one. If the demands do
-  // not fit with all copies, some are planned in place (append() says how), the last demand first.
-  // Each sequence does as planned when it appends in that step; the order of the appends does not
-  // matter.
-  // Otherwise only table entries change: an admitted sequence keeps its entries until it is closed,
-  // whether it appends or not, in one step or in several. Only the entries of its tables are
-  // promised: a sequence that is short of entries for the tokens that it keeps to publish stops
-  // publishing (publications_skipped), even if the call is then refused.
-  Status admit(std::span<const AppendDemand> demands);
-  Status admit(SequenceId sequence, std::int64_t num_tokens);
-  // Would open(tokens, options) succeed now, and an append of the tokens that it does not find and
-  // of `num_more` tokens behind them, all in the open step or in one that began now? Returns what
-  // they would get, or the error of the first call that would fail. Nothing changes, is counted or
-  // is kept: a scheduler may ask each round for each waiting request. A Shortage counts what the
-  // prompt finds as pinned; the prompt is not among its sequences, which are open.
-  // kInvalidArgument: also if num_more is negative.
-  [[nodiscard]] Result<Admission> admit(std::span<const std::int32_t> tokens,
-                                        const OpenOptions& options, std::int64_t num_more) const;
   // Keeps blocks for the sequence, best between open() and its first append: for the tokens that
   // open() has not found and for those to come. From now on appends of num_tokens tokens in all, of
   // at most most_per_step in a step, are never short of blocks. In each group this takes what they
@@ -286,50 +301,50 @@ class KVFOLIO_API KVCacheManager {
   // window and one step, else blocks for all of the tokens. Evicts cached blocks if it must. These
   // blocks count as held. Appends use them first; undo() and drop() give back what they used.
   // Another call sets a new total. trim(), truncate() and accept() leave the tokens that are
-  // promised as they are; blocks that these do not need any more are given back
-  // (kUnordered: if no step is in flight). close(),
-  // preempt(), fail(), the last promised token and num_tokens of 0, with any most_per_step, end the
-  // promise. A fork has no promise of its own; fork() fails with a Shortage if the pool lacks the
-  // blocks that the parent then needs beside it. So do pin(), adopt() and a hit of open() (a miss
-  // then). Two things are not promised: table entries, and what a truncate() into blocks that
-  // others hold makes necessary, which is at most two blocks in each group; call reserve() again
-  // then. kFailedPrecondition: the sequence is in the open step. kInvalidArgument: num_tokens or
-  // most_per_step is out of range. kResourceExhausted: max_tokens. Shortage: nothing changes, not
-  // even an earlier promise; its `needed` counts the blocks beside those that are kept already.
+  // promised as they are; blocks that these tokens do not need any more are given back (kUnordered:
+  // if no step is in flight). close(), preempt(), fail(), the last promised token and num_tokens of
+  // 0, with any most_per_step, end the promise. A fork has no promise of its own; fork() fails with
+  // a Shortage if the pool lacks the blocks that the parent then needs beside it. So do pin(),
+  // adopt() and a hit of open() (a miss then). Two things are not promised: table entries, and what
+  // a truncate() into blocks that others hold makes necessary, which is at most two blocks in each
+  // group; call reserve() again then. kFailedPrecondition: the sequence is in the open step.
+  // kInvalidArgument: num_tokens or most_per_step is out of range. kResourceExhausted: max_tokens.
+  // Shortage: nothing changes, not even an earlier promise; its `needed` counts the blocks beside
+  // those that are kept already.
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
-  // Evicts up to `num_blocks` cached blocks of a group and returns how many: all of them if that
-  // many are cached. Two kinds go first: partial tails in which no prompt was found, and in a
-  // window group full blocks that no end reads. Ends are the last token of each prompt that was
-  // given to open(), the last full block of each sequence that closed, what was pinned, and where
-  // prompts part. Two kinds go last: blocks before a held one, which is then no longer findable,
-  // and blocks that a hit at the last full block of an open sequence reads. Otherwise the coldest
-  // goes first. When a block of a full group goes, cached blocks of other groups at and below it
-  // become free; the number does not include them. `evicted`: gets the blocks in the order in which
-  // they went, as many as fit.
+  // Holds the blocks that a hit of the first `pinned_tokens` tokens needs, and keeps these tokens
+  // findable, until unpin(). They are the longest prefix of `tokens` that is found and ends where
+  // blocks of all groups end; the tokens behind it stay cached like any others. fail() ends the
+  // pins of blocks that it forgets. The options of probe() count; the errors are those of open().
+  // kResourceExhausted: pins, table entries. Shortage: as fork(), of the blocks' holders.
+  Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
+  Status unpin(PinId pin);
+  // Evicts up to `num_blocks` cached blocks of a group and returns how many: fewer only if fewer
+  // are cached. Two kinds go first: partial tails in which no prompt was found, and in a window
+  // group full blocks that no end reads. Ends are the last token of each prompt that was given to
+  // open(), the last full block of each sequence that closed, what was pinned, and where prompts
+  // part. Two kinds go last: blocks before a held one, which is then no longer findable, and blocks
+  // that a hit at the last full block of an open sequence reads. Otherwise the coldest goes first.
+  // When a block of a full group goes, cached blocks of other groups at and below it become free;
+  // the number does not include them. `evicted`: gets the blocks in the order in which they went,
+  // as many as fit.
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks,
                              std::span<std::int32_t> evicted = {});
   // Makes everything unfindable that is there: after new weights, say. Open sequences go on, but
   // nothing that they and their forks hold or append becomes findable any more, also not when they
   // close or get names. All pins end. Blocks that steps in flight may touch retire as ever.
   Forgotten reset();
-  // The same for one root key: what sequences of this key wrote, and their pins.
+  // reset() for one root key: for the blocks that sequences of this key wrote, and for their pins.
   Forgotten forget(const RootKey& root);
-  // The same for all that begins with these tokens. Options as for probe(), of which only root and
-  // media count. An open sequence is concerned if it has all of these tokens; unnamed ones that may
-  // still get their names count as equal. A block in which the tokens end goes as a whole. Without
-  // tokens this is forget(options.root). Errors: as open().
+  // reset() for everything that begins with these tokens. Options as for probe(), of which only
+  // root and media count. An open sequence is concerned if it has all of these tokens; unnamed ones
+  // that may still get their names count as equal. A block in which the tokens end goes as a whole.
+  // Without tokens this is forget(options.root). Errors: as open().
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
-  // How often reset() and forget() were called, also in vain; a copy_to() counts in its target. Who
-  // keeps copies of blocks elsewhere compares it before he answers with one: if it has changed, a
-  // copy may be of what was forgotten.
+  // How often reset() and forget() were called, also in vain; a copy_to() counts in its target.
+  // Callers that keep copies of blocks elsewhere must compare this number before they use a copy:
+  // if it has changed, the copy may be of a block that was forgotten.
   [[nodiscard]] std::uint64_t forget_count() const noexcept;
-  // Holds what a hit of the first `pinned_tokens` needs, and keeps them findable, until unpin():
-  // the longest prefix of `tokens` that is found and ends where blocks of all groups end. What is
-  // left of `tokens` is cached like anything else. fail() ends the pins on what it forgets. The
-  // options of probe() count; the errors are those of open(). kResourceExhausted:
-  // pins, table entries. Shortage: as fork(), of the blocks' holders.
-  Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
-  Status unpin(PinId pin);
   // Held blocks divided by all blocks, in the fullest group. Cached and retiring blocks do not
   // count, since they make room without a preemption.
   [[nodiscard]] double utilization() const noexcept;
@@ -367,12 +382,12 @@ class KVFOLIO_API KVCacheManager {
   // Lets the sequence grow to `end` tokens, the first ones of `prompt`, without computing them.
   // First the sequence gets what the cache has of them by now, as in open(); Load::begin is its
   // length then. For the rest the load takes blocks as an append does (it evicts if it must, and in
-  // a window group takes only the blocks that position `end` reads), but for blocks that the cache
-  // has: those it holds, too. A block that Load::begin lies inside is taken anew and replaces the
+  // a window group takes only the blocks that position `end` reads). Blocks that the cache has are
+  // held as they are. A block that Load::begin lies inside is taken anew and replaces the
   // sequence's at the end. Until finish_load() the sequence keeps its length. It takes no append,
-  // trim, reserve or other load meanwhile: kFailedPrecondition, naming the load. It may
-  // be forked. The load goes on without the sequence, and its tokens come to nothing, if that is
-  // closed, preempted, aborted by fail() or truncated below Load::begin.
+  // trim, reserve or other load meanwhile: kFailedPrecondition, naming the load. It may be forked.
+  // The load goes on without the sequence, and its tokens come to nothing, if that is closed,
+  // preempted, aborted by fail() or truncated below Load::begin.
   // kFailedPrecondition: the sequence is in the open step, has draft tokens, unnamed tokens, tokens
   // that can never be findable (after a trim, say) or a promise of reserve(); or (kUnordered) its
   // last step is not complete. kInvalidArgument: `end` is not within 0 .. prompt.size() or lies
@@ -387,15 +402,14 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] Result<std::int32_t> blocks_to_load(LoadId load, GroupId group,
                                                     std::span<LoadBlock> out,
                                                     std::int32_t first = 0) const;
-  // Ends a load. Call this when nothing writes to its blocks any more, also if it failed: then
-  // num_tokens says how far the blocks are good, counted from Load::begin. These tokens stand: the
+  // Ends a load. Call this when nothing writes to its blocks any more, also if the load failed:
+  // num_tokens says how many tokens are good, counted from Load::begin. These tokens stand: the
   // sequence has them now, and they become findable as if it had computed them. The other blocks
   // are free again. Returns how many tokens stand: num_tokens, or fewer if a window group lacks
   // what the position behind them reads, or if fail() lost what the cache had of them, or 0 if the
-  // sequence is gone or shorter. reset() and forget() since the begin of the load keep what it
-  // would make findable from being found. kInvalidArgument: num_tokens is not within 0 .. end -
-  // begin; or begin + num_tokens is neither `end` nor a multiple of the unit, the smallest block
-  // size.
+  // sequence is gone or shorter. What reset() or forget() concerned since begin_load() does not
+  // become findable. kInvalidArgument: num_tokens is not within 0 .. end - begin; or begin +
+  // num_tokens is neither `end` nor a multiple of the unit, the smallest block size.
   Result<std::int32_t> finish_load(LoadId load, std::int32_t num_tokens);
   // How far a load could reach, if a tier has the blocks with a nonzero byte in `has`: by group,
   // has[g][i] stands for logical block i of the prompt, and a span has an entry for each block of
@@ -409,23 +423,25 @@ class KVFOLIO_API KVCacheManager {
                                           std::span<const std::span<std::uint8_t>> has) const;
   // Holds these blocks until release_hold(): none is given to another sequence, and a block that
   // loses its last other holder, or its place in the cache, stays as it is. Nothing changes in the
-  // order of eviction. What a hold reads is only there once the step that wrote it is complete.
-  // kInvalidArgument: a block out of range, free, or without a token (a load's, or one that lies
-  // ready for an append). kFailedPrecondition: the open step writes a block. kResourceExhausted:
-  // max_transfers, table entries. Shortage: as fork(), of
-  // the blocks' holders.
+  // order of eviction. The bytes of a held block are there only once the step that wrote them is
+  // complete. kInvalidArgument: a block out of range, free, or without a token (a load's, or one
+  // that lies ready for an append). kFailedPrecondition: the open step writes a block.
+  // kResourceExhausted: max_transfers, table entries. Shortage: as fork(), of the blocks' holders.
   Result<HoldId> hold_blocks(GroupId group, std::span<const std::int32_t> blocks);
   Status release_hold(HoldId hold);
 
-  // Fills `out` with blocks that became findable, those that waited longest first, and forgets
-  // that; returns how many. A block is handed out once each time that it becomes findable, or
-  // findable with more tokens; not while a step that wrote it is not complete, and not when it is
-  // no longer findable. So the bytes of all that this returns may be read. Loaded blocks come as
-  // others do. None without ManagerOptions::list_findable. The list has a place for each block: it
-  // never drops one.
+  // ---- what became findable ----
+
+  // Fills `out` with blocks that became findable, those that waited longest first, and takes them
+  // off the list; returns how many. A block is handed out once each time that it becomes findable,
+  // or findable with more tokens; not while a step that wrote it is not complete, and not when it
+  // is no longer findable. So the bytes of every returned block may be read. Loaded blocks are
+  // listed, too. Without ManagerOptions::list_findable the list is empty. It has a place for each
+  // block and never drops one.
   std::int32_t take_findable(std::span<FindableBlock> out) noexcept;
-  // Without list_findable, and for a block that is not findable: 0. Else a number that changes when
-  // the block gets another entry: as long as it stays, so do the tokens that the block is found by.
+  // A number that changes when the block gets another entry in the prefix tree: as long as the
+  // number stays the same, the block is found by the same tokens. 0 without list_findable, and for
+  // a block that is not findable.
   [[nodiscard]] Result<std::uint64_t> entry_serial(GroupId group, BlockId block) const;
   // The path that a findable block ends. Fills `tokens` with those at [begin, begin +
   // tokens.size()), and `media` with the path's first spans, as far as they fit.
@@ -433,9 +449,9 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] Result<BlockPrefix> prefix_of(GroupId group, BlockId block, std::int32_t begin,
                                               std::span<std::int32_t> tokens,
                                               std::span<MediaSpan> media = {}) const;
-  // The block of group `of` that holds whole what ends at position `end` on the path of a findable
-  // block; not valid() if the cache keeps none. So who remembers a number for each block and
-  // entry_serial() finds the one that a new block goes on from. kNotFound as above.
+  // The full block of group `of` that ends at position `end` on the path of a findable block; not
+  // valid() if the cache keeps none. A caller that remembers a number for each block and its
+  // entry_serial() finds with this the number that a new block goes on from. kNotFound as above.
   // kInvalidArgument: `end` is not a multiple of of's block size within 1 .. findable_end().
   [[nodiscard]] Result<BlockId> block_at(GroupId group, BlockId block, GroupId of,
                                          std::int32_t end) const;
@@ -488,9 +504,9 @@ class KVFOLIO_API KVCacheManager {
   // num_rows(), the size of a block table that stays on the device. That option is not a limit; set
   // OpenOptions::max_tokens so that no sequence grows beyond it.
   [[nodiscard]] Result<std::int32_t> widest(GroupId group) const;
-  // Text for people: the victim policy, of each group its kind, block size and blocks by state,
-  // bytes, sequences, hits, copies and other counters, one fact per line. The string is the
-  // caller's, on the heap.
+  // A description for people to read: the victim policy, of each group its kind, block size and
+  // blocks by state, bytes, sequences, hits, copies and other counters, one fact per line. The
+  // string is the caller's, on the heap.
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;
@@ -502,11 +518,11 @@ class KVFOLIO_API KVCacheManager {
 
   // ---- the operation log ----
 
-  // From now on each call that is not const is written down in `log`, with its answer (op_log.h);
-  // null: no more, and the log notes the number of calls and state_hash(), unless a load or a hold
-  // is open. Only a manager whose calls were all recorded can be replayed: one that had been used
-  // before ends the log with an error, which OpLog::status() has. So does copy_to() into this
-  // manager. Off, this costs one branch a call.
+  // From now on each call that is not const is written down in `log`, with its answer (op_log.h).
+  // Null ends the recording: the log then notes the number of calls and state_hash(), unless a load
+  // or a hold is open. Only a manager whose calls were all recorded can be replayed: one that had
+  // been used before ends the log with an error, which OpLog::status() has. So does copy_to() into
+  // this manager. Without a log this costs one branch a call.
   void record(OpLog* log) noexcept;
 
   // ---- copies ----
@@ -525,9 +541,9 @@ class KVFOLIO_API KVCacheManager {
   Status copy_to(KVCacheManager& target) const;
 
   // A hash of all that later answers depend on: sequences, tables, the prefix tree, orders of use
-  // and of eviction, pins, steps, spec and options. For an open step that was planned, how many of
-  // its sequences the plan has; of a sequence that stands where open() left it, the length and a
-  // hash of the prompt. Two managers with equal hashes answer the same calls alike, but for names:
+  // and of eviction, pins, steps, spec and options; also how many of its sequences the plan of an
+  // open step has, and the length and a hash of the prompt of each sequence that has not changed
+  // since open(). Two managers with equal hashes answer the same calls alike, but for names:
   // numbers of blocks and rows, ids and tickets do not count. Neither does history: counters,
   // serials, the errors that ids of closed sequences give, and which table entries a plan has told
   // of. It does not read K or V. The number is of this version of the library: store it for
