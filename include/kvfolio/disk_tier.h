@@ -11,16 +11,17 @@
 //
 //  - One writer for each directory, which holds a lock on it. Ranks and processes have a directory
 //    each. The directory has mode 0700 and its files 0600; one that is there already is refused if
-//    another user owns it or may write to it, or if it has files and is not of a disk tier. A
-//    directory that is deleted and made anew belongs to who made it: this tier turns off.
+//    another user owns it or may write to it, or if it has files and is not of a disk tier. If the
+//    directory is deleted and made anew, it belongs to the process that made it, and this tier
+//    turns off.
 //  - Reads and writes bypass the page cache (O_DIRECT) where the file system allows it, which
 //    open() finds out by a write and a read. They go through io_uring, or through threads where
 //    that is blocked, as it is in most containers.
 //  - A store is kOk when the system has the bytes: they outlive the process, and a failure of power
 //    only once their segment is sealed, that is full, or the tier was closed.
 //  - Records are sealed (record.h), and verified by the threads that read: a load has the bytes
-//    that were stored under the key, or fails. What is damaged is kCorrupt, and not found again.
-//    Segments of version 1 are read, and go first; with a key their records are kCorrupt.
+//    that were stored under the key, or fails. A damaged record is kCorrupt, and is not found
+//    again. Segments of version 1 are read, and go first; with a key their records are kCorrupt.
 //  - When the budget is full the oldest segment goes. Records of it that were loaded since they
 //    were written are written again, up to half of a segment.
 //  - A run goes on in the last segment of the one before, so many short runs leave few segments.
@@ -29,15 +30,13 @@
 //  - ENOSPC, EDQUOT: the oldest segment goes, or else the store is dropped (kBusy). A segment with
 //    an error is not written any more, and goes after three.
 //  - The tier is passed over (health().usable is false, submit() accepts nothing) after eight
-//  errors
-//    without a success between them, after eight failures to write a record or to make, seal or
-//    remove a file without a written record between them, and when items only become late and
+//    errors without a success between them, after eight failures to write a record or to make, seal
+//    or remove a file without a written record between them, and when items only become late and
 //    nothing has ended for a second. After half a second it gets one more chance; each that fails
-//    doubles the pause, up to 30 seconds. Where memory runs out for what a segment needs, it ends
-//    for good. describe() says why.
+//    doubles the pause, up to 30 seconds. If memory runs out for what a segment needs, the tier
+//    ends for good. describe() says why.
 //  - Its threads take no signals, and a limit of file sizes (RLIMIT_FSIZE) is an error like
-//  another.
-//    If the system refuses io_uring later, the tier goes on with plain calls.
+//    another. If the system refuses io_uring later, the tier goes on with plain calls.
 //  - In a child of fork() it answers kClosed to all and submits nothing; its destructor closes
 //    descriptors and frees memory there, and the lock stays the parent's.
 //  - kErase is for good. From the call on the record is not found, and kOk says that nothing on the
@@ -80,8 +79,9 @@ enum class DiskEngine : std::int32_t {
 
 struct DiskTierOptions {
   std::string_view directory{};  // made if it is not there; its parent must be
-  // What all files together may take. The smallest budget is one segment and 16 KiB. Less than the
-  // directory has: open() removes the oldest segments, and describe() says how many records.
+  // What all files together may take. The smallest budget is one segment and 16 KiB. If the
+  // directory has more, open() removes the oldest segments, and describe() says how many records
+  // went.
   std::int64_t bytes = 0;
   // 0: an eighth of the budget, at most 256 MiB; more where that would be more than 256 segments,
   // and no more than RLIMIT_FSIZE. Else 64 KiB to 64 GiB, a multiple of 4096.
@@ -90,7 +90,8 @@ struct DiskTierOptions {
   std::int32_t num_threads = 8;   // of kThreads, 1 to 64
   std::int32_t queue_depth = 32;  // of kIoUring, transfers in flight, 1 to 1024
   bool direct = true;             // try O_DIRECT
-  // What submit() accepts before it is done. More is not accepted: the caller drops it.
+  // Bytes of items that are accepted and not done. submit() accepts no more: the caller drops the
+  // rest.
   std::int64_t queued_bytes_max = std::int64_t{512} << 20;
   // Reads records of sealed segments again when there is nothing else to do. 0: not.
   std::int64_t scrub_bytes_per_s = 0;
@@ -98,8 +99,8 @@ struct DiskTierOptions {
   // Segments whose files are open at the same time; the others are opened when they are read. 0: a
   // quarter of the descriptors that the process may have (RLIMIT_NOFILE), 8 to 256.
   std::int32_t open_files_max = 0;
-  // With a key a record is believed only if it was sealed with it: one that was written before, or
-  // by who does not have the key, is a miss.
+  // With a key, a record is believed only if it was sealed with that key: a record that was written
+  // before, or without the key, is a miss.
   RecordKeyOptions keys{};
 };
 
@@ -167,8 +168,8 @@ struct DiskCheck {
   std::int64_t records = 0;   // that are right
   std::int64_t record_bytes = 0;
   std::int64_t damaged = 0;
-  // Sealed with a key that is not given, or without one where a key is given: a miss here, and
-  // right perhaps where that key is. Never erased.
+  // Records that were sealed with a key that is not given here, or without a key although one is
+  // given. They are misses here, and may be right for the holder of their key. Never erased.
   std::int64_t of_another_key = 0;
   std::int64_t erased = 0;          // of the damaged ones
   std::int64_t unused = 0;          // files that open() leaves alone: they are not of a tier

@@ -13,8 +13,8 @@
 //
 // Two blocks have the same name only if all fields below are equal, and the salt and the engine's
 // hash. An engine with another algorithm or another seed is in another namespace: it misses, and
-// finds no block of a stranger. What decides the bytes (types, axes, ranks) is the caller's to say
-// in `layout`; what he leaves out may find bytes of another layout.
+// finds no block of a stranger. The caller must put everything that decides the bytes (types, axes,
+// ranks) into `layout`: if something is left out, blocks of another layout may be found.
 //
 //   model namespace   SHA-256("kvfolio/ext-model/1" | fields: model, weights, ..., hash, hash_seed)
 //   layout namespace  SHA-256("kvfolio/ext-layout/1" | model namespace | fields of one group)

@@ -108,7 +108,7 @@ class HostArena {
   // The same without a use.
   [[nodiscard]] KVFOLIO_API ArenaPin hold(const TierKey& key) noexcept;
   [[nodiscard]] KVFOLIO_API bool contains(const TierKey& key) const noexcept;
-  // Marks the record as used now, if there is one; returns whether.
+  // Marks the record as used now. Returns whether there is one.
   KVFOLIO_API bool touch(const TierKey& key) noexcept;
   // Takes the record out; a pinned one stays in memory until its last unpin. Returns whether there
   // was one.
@@ -118,7 +118,7 @@ class HostArena {
   // The same in pieces: looks at `most` slots, in a circle, and begins where the last call ended.
   KVFOLIO_API std::int64_t erase_some_if(
       std::int64_t most, const std::function<bool(std::span<const std::byte>)>& gone);
-  // A circle of erase_some_if(), whatever the slots hold.
+  // The slots that one circle of erase_some_if() looks at, whatever they hold.
   [[nodiscard]] KVFOLIO_API std::int64_t num_slots() const noexcept;
   // Takes out every record.
   KVFOLIO_API void clear() noexcept;

@@ -14,9 +14,9 @@
 //   tokens, again     SHA-256("kvfolio/again/1" | hash | epoch), for a prefix that was forgotten
 //   key of a block    group, shard, layout namespace and the hash at its end (tier.h)
 //
-// There is no seed of the process and no hash of a language in it. Keys hold no text of a user, but
-// they are no secret either: who knows a prompt and its root can compute its keys. A tenant's salt
-// is what keeps tenants apart.
+// No name depends on a seed of the process or on a hash function of a language. Keys hold no text
+// of a user, but they are no secret either: anyone who knows a prompt and its root can compute its
+// keys. Salts keep tenants apart.
 //
 // A required field that is empty is refused by its name: a name that says too little would find
 // bytes of another model. Thread safety: none, not even for const calls (they share a digest).
@@ -39,7 +39,8 @@
 
 namespace kvfolio {
 
-// What no spec says. The views are read during the call only; any bytes, at most 64 KiB together.
+// What a spec does not say about a model. The views are read during the call only; any bytes, at
+// most 64 KiB together.
 struct ModelIdentity {
   std::string_view model{};        // required; such as a name and size
   std::string_view weights{};      // required; a digest or a revision
@@ -102,7 +103,7 @@ class Identity {
   [[nodiscard]] KVFOLIO_API Digest next(const Digest& before, std::int32_t begin,
                                         std::span<const std::int32_t> tokens,
                                         std::span<const MediaSpan> media = {}) const noexcept;
-  // What stands for `tokens` after it was forgotten (Offload::forget() of a prefix).
+  // The hash that takes the place of `tokens` after Offload::forget() of that prefix.
   [[nodiscard]] KVFOLIO_API Digest again(const Digest& tokens, std::uint64_t epoch) const noexcept;
   // The key of a block of a group whose tokens end where `tokens` ends.
   [[nodiscard]] KVFOLIO_API TierKey key(GroupId group, const Digest& tokens) const noexcept;

@@ -179,7 +179,7 @@ KVFOLIO_C_API int32_t kvfolio_record_seal(const kvfolio_record_keys* keys,
 KVFOLIO_C_API int32_t kvfolio_record_verify(const kvfolio_record_keys* keys,
                                             const kvfolio_record_info* expected, const void* header,
                                             const void* payload, kvfolio_error* error);
-// What a header says, whose seal is not looked at. KVFOLIO_ERR_CORRUPT: it is none.
+// Reads a header; its seal is not checked. KVFOLIO_ERR_CORRUPT: it is no header.
 KVFOLIO_C_API int32_t kvfolio_record_read(const void* header, kvfolio_record_info* out,
                                           kvfolio_error* error);
 
@@ -396,8 +396,8 @@ KVFOLIO_C_API int32_t kvfolio_tier_close(kvfolio_tier* tier, uint64_t deadline_u
 // kinds are ready as soon as they are made.
 KVFOLIO_C_API int32_t kvfolio_tier_wait_until_ready(kvfolio_tier* tier, uint64_t now_us,
                                                     uint64_t timeout_us, kvfolio_error* error);
-// Text for people, written as kvfolio_describe() does: of a tier on a disk its directory and sizes,
-// of one in Redis a line for each node, of the others their name.
+// A description for people to read, written as kvfolio_describe() does: the directory and sizes of
+// a tier on a disk, a line for each node of a tier in Redis, the name of any other tier.
 KVFOLIO_C_API int64_t kvfolio_tier_describe(const kvfolio_tier* tier, char* out, int64_t capacity);
 
 // ---- offload -----------------------------------------------------------------------------------
@@ -520,8 +520,9 @@ KVFOLIO_C_API int32_t kvfolio_offload_forget(kvfolio_offload* offload, const kvf
                                              int64_t* blocks, int32_t* pins, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_offload_reset(kvfolio_offload* offload, int64_t* blocks,
                                             int32_t* pins, kvfolio_error* error);
-// The newest epoch. In the options of the next one it forgets all that was ever stored under
-// another; kvfolio_offload_epochs() forgets what was forgotten. 0 also if the manager has ended.
+// The newest epoch. An offload created later with it in its options finds nothing that was ever
+// stored under another; with kvfolio_offload_epochs() it misses only what was forgotten. 0 also if
+// the manager has ended.
 KVFOLIO_C_API uint64_t kvfolio_offload_epoch(const kvfolio_offload* offload);
 // Offload::epochs(), to be kept after each forgetting. *epoch, which may be null: that of every
 // root which is not listed. Writes at most `capacity` roots and returns how many there are; -1, and
@@ -631,7 +632,7 @@ typedef struct kvfolio_byte_source {
 typedef struct kvfolio_save_list kvfolio_save_list;
 KVFOLIO_C_API int32_t kvfolio_save_list_create(kvfolio_save_list** out, kvfolio_error* error);
 KVFOLIO_C_API void kvfolio_save_list_destroy(kvfolio_save_list* list);
-// Copies all: the tokens are exactly those of the sequence.
+// Copies its arguments. The tokens are exactly those of the sequence.
 KVFOLIO_C_API int32_t kvfolio_save_list_add(kvfolio_save_list* list, kvfolio_sequence sequence,
                                             const kvfolio_root* root, const int32_t* tokens,
                                             int64_t num_tokens, const kvfolio_media_span* media,
@@ -724,26 +725,23 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //  - checked_copy.h, and what record.h has beside kvfolio_record_seal(), kvfolio_record_verify(),
 //    kvfolio_record_read() and the keys: parts of Offload and of snapshots, for those who build
 //    another one, in C++.
-//  - ForeignIdentity::fields(): the caller has what he gave.
+//  - ForeignIdentity::fields(): the caller has what it gave.
 //  - HostArena (create(), reserve(), fill(), filling(), seal(), publish(), abandon(), quarantine(),
 //    quiesced(), release(), find(), hold(), contains(), touch(), erase(), erase_if(),
-//    erase_some_if(), num_slots(), clear(),
-//    table_bytes(), record(), uses()): the inside of Offload and of the tier in memory;
-//    kvfolio_offload_arena() has its stats().
+//    erase_some_if(), num_slots(), clear(), table_bytes(), record(), uses()): the inside of Offload
+//    and of the tier in memory; kvfolio_offload_arena() has its stats().
 //  - byte_stream.h: kvfolio_save_file() and kvfolio_restore_file() have its FileSink and
-//  FileSource;
-//    other sinks and sources are functions of the caller.
+//    FileSource; other sinks and sources are functions of the caller.
 //  - DiskTier::idle(): kvfolio_offload_drain(); check_disk_directory(): the command
 //    `kvfolio tier check` is this.
 //  - Offload::tier(): the caller has the handles that it gave to kvfolio_offload_create().
-//  - RedisTier::nodes(): kvfolio_tier_describe() has a line for each;
-//  RedisTier::check_invariants(): for tests.
+//  - RedisTier::nodes(): kvfolio_tier_describe() has a line for each; check_invariants(): for
+//    tests.
 //  - snapshot_list.h: the command `kvfolio inspect` lists a snapshot.
 //  - tier_metrics.h (add_metrics(), write_metrics(), corrupt_records(), is_up()): text of
-//  Prometheus, made of numbers that are
-//    here: kvfolio_offload_get_counters(), kvfolio_offload_get_tier_counters(),
-//    kvfolio_tier_get_health(), kvfolio_offload_arena(). c_handles.h gives a program in C++ the
-//    manager to add.
+//    Prometheus, made of numbers that are here: kvfolio_offload_get_counters(),
+//    kvfolio_offload_get_tier_counters(), kvfolio_tier_get_health(), kvfolio_offload_arena().
+//    c_handles.h gives a program in C++ the manager to add.
 //  - OffloadLeft::any(): the four numbers of kvfolio_offload_left say it.
 //  - op_replay.h: `kvfolio inspect` reads a log and makes its calls again; kvfolio.h writes one.
 //  - tiers.hpp: it includes all headers of C++.

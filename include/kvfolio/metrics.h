@@ -10,11 +10,12 @@
 //
 // Names are kvfolio_ with the unit last (_bytes, _tokens, _blocks, _seconds), counters end in
 // _total; hits are counted in tokens. A host with dashboards for vLLM or SGLang asks for their
-// names too. Nothing is kept between calls: counters are those of what is added.
+// names too. A Metrics keeps no count of its own: each counter has the value of the object that was
+// added.
 //
 // Labels are the host's own. A tenant's salt is a secret and does not belong in one: name tenants
-// by an index or a name of yours. Names that Prometheus does not allow are made to ones that it
-// does, and values are escaped, so no label breaks the text.
+// by an index or a name of yours. Names that Prometheus does not allow are changed to names that it
+// allows, and values are escaped, so no label breaks the text.
 //
 // https://prometheus.io/docs/instrumenting/exposition_formats. Thread safety: none.
 

@@ -12,29 +12,30 @@
 //
 //  - Stores. A whole block that became findable is copied to the arena when its step is complete,
 //    and goes on to the tiers as their policies say. A store that finds no room in the arena is
-//    dropped and counted; it never delays a step and never takes a block. A store that a tier has
-//    no room for now, that it ended too late or was too busy for waits in the arena and goes again,
-//    but not if its name was erased or forgotten. Waiting stores are kept within the tier's share
-//    of the arena; beyond it they wait only as long as the arena has them, then they are dropped
-//    and counted. A store is given up after seven tries during which the tier took no other one
+//    dropped and counted; it never delays a step and never takes a block. If a tier has no room for
+//    a store now, ends it too late or is too busy, the store waits in the arena and is tried again,
+//    unless its name was erased or forgotten. Waiting stores are kept within the tier's share of
+//    the arena; beyond it they wait only as long as the arena has them, then they are dropped and
+//    counted. A store is given up after seven tries if the tier took no other store in that time
 //    either.
 //  - Loads. open() holds what the cache has; poll() looks for the rest in the arena, asks the tiers
 //    for what that lacks, and loads as much of the prompt as can be had in one piece. It ends with
 //    one SequenceReady. Requests that miss the same record wait for one load of it. One load at a
 //    time writes to the cache and holds blocks there; the others wait their turn.
 //  - Trust. What comes back is checked against its key, namespace and checksum before or while it
-//    is copied, and nothing is findable before. Whatever fails is a miss; a damaged record is
-//    erased where it lay. A request asks each tier once what it has. If a tier fails to bring a
-//    record, the request does not ask it for that one again, but the next tier that has it.
+//    is copied, and nothing is findable before. A record that fails a check is a miss; a damaged
+//    one is erased where it lay. A request asks each tier once what it has. If a tier fails to
+//    bring a record, the request does not ask it for that one again, but the next tier that has it.
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
-//    tier may still touch is not used again before the tier says so. What a tier has not brought by
-//    half of the time is brought by the next tier that has it, for all requests that wait for it;
-//    and one that has not said by then what it has is waited for only if no other has anything.
-//    A poll() is bounded in bytes and in looks at blocks: a prompt of more than 4,096 blocks is
-//    brought in parts of as many, each with a deadline of its own, if no group drops blocks.
-//  - Room. A tier holds no more than 1 / (tiers + 1) of the arena, or two records, whatever it does
-//    not answer. Records that came for a request stay until its turn or its deadline, the end of
-//    the prefix first to go; requests have room in the order of open().
+//    tier may still touch is not used again before the tier says so. Records that a tier has not
+//    brought by half of that time are asked of the next tier that has them, for all requests that
+//    wait for them. A tier that has not said by then what it has is waited for only if no other
+//    tier has anything. A poll() is bounded in bytes and in looks at blocks: a prompt of more than
+//    4,096 blocks is brought in parts of as many, each with a deadline of its own, if no group
+//    drops blocks.
+//  - Room. However much a tier leaves unanswered, it holds no more than 1 / (tiers + 1) of the
+//    arena, or two records. Records that came for a request stay until its turn or its deadline,
+//    the end of the prefix first to go; requests have room in the order of open().
 //  - Tiers. A tier is not offered a record that is larger than its limit, and is passed over as
 //    long as it is not usable, or its answers only time out: after three in a row for half a
 //    second, and then for twice as long each time, up to 30 s, until one record that no request
@@ -42,8 +43,8 @@
 //    in the arena and not stored in the tiers above it. The Offload closes no tier: its owner does.
 //  - In a child of fork() it speaks to no tier: they are the parent's. What the cache and the arena
 //    have is there, and destroying it frees memory and waits for nothing.
-//  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
-//    begun to write, just appends.
+//  - A caller that does not want to wait calls cancel(), closes the sequence, or, as long as its
+//    load has not begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
 //    answers with it, and erase it in the arena: a root's records in the polls that follow, so
 //    that no call looks at all of a large arena (idle() is false until then). forget() of a prefix
@@ -93,8 +94,8 @@ struct OffloadTier {
   std::int64_t load_bytes_max = std::int64_t{256} << 20;  // the same
 };
 
-// The names of a root key that was forgotten, or of all that begins with a prefix that was, hold an
-// epoch of their own. The two are told apart by how their digests are made.
+// The epoch in the names under a root key that was forgotten, or under a prefix that was. Digests
+// of root keys and of prefixes are made differently, so they never meet.
 struct RootEpoch {
   Digest root{};  // of the root key under epoch 0, or of the prefix; holds no text
   std::uint64_t epoch = 0;
@@ -102,7 +103,7 @@ struct RootEpoch {
   friend bool operator==(const RootEpoch&, const RootEpoch&) = default;
 };
 
-// What was forgotten, as names know it: for OffloadOptions of the next process.
+// What was forgotten, as epochs in the names of blocks: for OffloadOptions of the next process.
 struct NameEpochs {
   std::uint64_t epoch = 0;         // of every root key that is not among `roots`
   std::vector<RootEpoch> roots{};  // roots and prefixes, by `root`; each above `epoch`
@@ -116,8 +117,8 @@ struct OffloadOptions {
   std::span<const OffloadTier> tiers{};                  // cheapest first, at most 8
   std::int64_t bytes_per_poll = std::int64_t{16} << 20;  // stores: half of it
   std::uint64_t timeout_us = 50'000;  // of the tiers' answers, beside the time that bytes take
-  // How long the copy to the cache may take once all is at hand; its turn may come late. What is
-  // copied stands.
+  // How long the copy to the cache may take once all records are at hand, its wait for its turn
+  // included. Blocks that were copied by then stay.
   std::uint64_t copy_timeout_us = 2'000'000;
   // Load or compute again: a prompt is loaded from tiers only if bytes / load_bytes_per_s is less
   // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load.
@@ -157,7 +158,7 @@ struct OffloadCounters {
   std::uint64_t loads = 0;           // blocks that were written to the cache
   std::uint64_t tokens_loaded = 0;
   std::uint64_t arena_corrupt = 0;        // records of the arena that did not verify
-  std::uint64_t tier_stores = 0;          // that tiers said are done
+  std::uint64_t tier_stores = 0;          // that tiers reported as done
   std::uint64_t tier_stores_dropped = 0;  // all stores_failed and stores_dropped of the tiers
   std::uint64_t tier_loads = 0;           // records that came from tiers and verified
   std::array<std::uint64_t, kNumTierResults> tier_misses{};  // loads that failed, by TierResult
@@ -179,8 +180,8 @@ struct OffloadTierCounters {
       100, 300, 1'000, 3'000, 10'000, 30'000, 100'000, 300'000, 1'000'000};
   using Latencies = std::array<std::uint64_t, kLatencyUs.size() + 1>;
 
-  std::uint64_t stores = 0;                                   // that the tier said are done
-  std::uint64_t stores_failed = 0;                            // that it did not keep, for good
+  std::uint64_t stores = 0;                                   // that the tier reported as done
+  std::uint64_t stores_failed = 0;                            // that it did not keep; given up
   std::uint64_t loads = 0;                                    // that came and verified
   std::uint64_t loads_corrupt = 0;                            // that came and did not
   std::array<std::uint64_t, kNumTierResults> loads_failed{};  // that did not come, by TierResult
@@ -188,22 +189,23 @@ struct OffloadTierCounters {
   std::uint64_t bytes_loaded = 0;  // of loads
   Latencies store_latency{}, load_latency{};
   std::uint64_t store_us = 0, load_us = 0;  // of all together
-  // Tries. A tier may be silent about its trouble: who watches health looks at this number.
+  // Tries without a success between them. A tier may hide its trouble: watch this number.
   std::uint64_t stores_failed_in_a_row = 0;
-  // That it was never given: it was not usable, or the arena lost them before it had room.
+  // Stores that it was never given: it was not usable, or the arena evicted them before it had
+  // room.
   std::uint64_t stores_dropped = 0;
   std::uint64_t stores_again = 0;  // tries of stores that ended late or busy, and were made again
   std::uint64_t pauses = 0;        // that began, since its answers only timed out
-  // When the last poll ended: how much of the arena it holds, and whether it is passed over, by a
-  // pause or since what it does not answer fills its share.
+  // At the end of the last poll(): how much of the arena it holds, and whether it is passed over,
+  // because of a pause or because unanswered items fill its share.
   std::int64_t bytes_held = 0;
   bool passed_over = false;
 };
 
-// What has not ended, see drain().
+// What drain() still waits for.
 struct OffloadLeft {
-  // Some that became findable are not in the arena yet, or a step is not complete that may write
-  // some.
+  // Blocks that became findable are not in the arena yet, or a step that may write such blocks is
+  // not complete.
   bool blocks = false;
   std::int64_t stores = 0;     // that tiers have not ended, or wait to be given
   std::int64_t loads = 0;      // that tiers have not ended
@@ -216,11 +218,11 @@ class Offload {
   // Root keys and prefixes with an epoch of their own. With one more, all names change.
   static constexpr std::size_t kRootEpochsMax = std::size_t{1} << 16;
 
-  // kInvalidArgument: a budget that holds no record of each group, an identity (by the name of the
-  // field), a null tier, one twice or more than 8, limits that a record of each group exceeds, or
-  // of one group in each tier, a tier's alignment, numbers out of range. Records lie in
-  // the arena as the most demanding tier asks for. kFailedPrecondition: the manager has
-  // no storage, does not list what becomes findable, or allows no transfers. kOutOfMemory.
+  // kInvalidArgument: a budget that does not hold a record of each group; a field of the identity
+  // (by name); a null tier, one given twice, or more than 8; a tier that takes the records of no
+  // group, or a group whose records no tier takes; a tier's alignment; numbers out of range.
+  // Records lie in the arena as the most demanding tier asks for. kFailedPrecondition: the manager
+  // has no storage, does not list what becomes findable, or allows no transfers. kOutOfMemory.
   // `manager` may be moved: the Offload goes on with it where it lies then. It may also end first
   // (another one is assigned to it, say). From then on calls that return a Status or a Result say
   // kFailedPrecondition; those that return a member of the Offload (counters(), num_tiers(),
@@ -262,8 +264,8 @@ class Offload {
   KVFOLIO_API Result<Forgotten> forget(std::span<const std::int32_t> tokens,
                                        const OpenOptions& options = {});
   KVFOLIO_API Forgotten reset();
-  // The newest epoch. OffloadOptions::epoch of this number forgets all that was ever stored under
-  // another; epochs() forgets what was forgotten.
+  // The newest epoch. A later Offload with OffloadOptions::epoch of this number finds nothing that
+  // was ever stored under another; with epochs() it misses only what was forgotten.
   [[nodiscard]] KVFOLIO_API std::uint64_t epoch() const noexcept;
   [[nodiscard]] KVFOLIO_API NameEpochs epochs() const;
 

@@ -16,10 +16,10 @@
 // whether there is storage); then for each call an opcode, the low byte of its number, the
 // arguments as varints, and of the answer its code, one number of it (an id, a count) and a 32-bit
 // hash of all of it. The header has a checksum, and so has each piece of calls that the sink was
-// given: damage is said, with its place, and nothing of a damaged piece is believed. Logs of
-// version 1, whose calls have no checksums, are read too. The two runs of a program that makes the
-// same calls write equal files. Tokens are in the file: who may read it may read the prompts. Bytes
-// of K and V are not, and a replay needs none.
+// given: damage is reported with its place, and no call of a damaged piece is used. Logs of version
+// 1, whose calls have no checksums, are read too. The two runs of a program that makes the same
+// calls write equal files. The file has the tokens: anyone who may read it may read the prompts.
+// Bytes of K and V are not, and a replay needs none.
 //
 // Numbers of calls begin with 1.
 

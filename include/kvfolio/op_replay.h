@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What becomes of an operation log (op_log.h): a file, its calls for people, and the calls again.
+// What to do with an operation log (op_log.h): keep it in a file, print its calls, make them again.
 //
 //   FileLog file = *FileLog::create("calls.oplog");
 //   OpLog log(file);
@@ -10,7 +10,7 @@
 //   auto source = FileSource::open("calls.oplog");
 //   Result<Replay> replay = replay_log(*source);   // replay->difference: the first other answer
 //
-// Nothing of a file is believed: numbers are bounded before memory is taken. Thread safety: none.
+// A file is not trusted: its numbers are bounded before memory is taken. Thread safety: none.
 
 #include <cstdint>
 #include <memory>
@@ -112,7 +112,8 @@ struct Replay {
   KVCacheManager manager;  // as the log leaves it; at a difference, behind that call
   OpLogEnd log{};          // as far as it was read
   std::optional<ReplayDifference> difference{};
-  // A call of which the log has the arguments and no answer: it was made, and this is what it said.
+  // A call whose arguments the log has, but not its answer: the replay made it, and got this
+  // answer.
   std::optional<LoggedCall> unanswered{};
   // Why the log could not be read to its end, such as a call that is missing.
   Status broken{};

@@ -20,8 +20,8 @@
 //   180  whose it is: the first 8 bytes of the hash of the root (8)
 //   188  CRC-32C of the 188 bytes before (4)
 //
-// Whatever does not verify is a miss. A checksum shows damage and mix-ups. A key shows malice, too:
-// who does not have it cannot make a record, change one, or move one to another name.
+// A record that does not verify is a miss. A checksum shows damage and mix-ups. A key shows malice,
+// too: without it a record cannot be made, changed, or moved to another name.
 //
 //   const Result<RecordKeys> keys = RecordKeys::create({.key = secret});  // once; or {}: no key
 //   if (!seal_record(info, record, *keys)) ...                            // no memory
@@ -43,7 +43,8 @@ namespace kvfolio {
 inline constexpr std::int64_t kRecordHeaderBytes = 192;
 inline constexpr std::size_t kRecordKeyBytes = 32;
 
-// Secrets of the host: 32 random bytes each, copied by what takes them, and wiped when that ends.
+// Secrets of the host: 32 random bytes each, copied by the object that takes them, and wiped when
+// it ends.
 struct RecordKeyOptions {
   std::span<const std::byte> key{};  // seals and verifies; empty: records have checksums only
   // Verifies as well, while one key is replaced by another: first all processes accept the new one,
@@ -51,7 +52,7 @@ struct RecordKeyOptions {
   std::span<const std::byte> accepted_key{};
 };
 
-// The keys that seal and verify records; made without any, none. Copies share them.
+// The keys that seal and verify records; a default-constructed object has none. Copies share them.
 class RecordKeys {
  public:
   RecordKeys() noexcept = default;
@@ -121,15 +122,15 @@ KVFOLIO_API bool seal_record(const RecordInfo& info, std::span<std::byte> record
                                            std::span<const std::byte> payload,
                                            const RecordKeys& keys,
                                            std::span<std::byte, kRecordHeaderBytes> out) noexcept;
-// Reads a header, of which nothing is expected. kNone, or kSize, kMagic, kVersion, kHeader.
+// Reads a header without expecting anything of it. kNone, or kSize, kMagic, kVersion, kHeader.
 [[nodiscard]] KVFOLIO_API RecordFault read_record_header(std::span<const std::byte> record,
                                                          RecordInfo& out) noexcept;
-// Everything but the seal: the record is what `expected` says, whose seal, writer and owner are not
-// looked at. Without its payload, or with all of it.
+// Checks everything but the seal: the header is that of `expected`, whose seal, writer and owner do
+// not count. `record` is the header alone, or header and payload.
 [[nodiscard]] KVFOLIO_API RecordFault check_record_header(std::span<const std::byte> record,
                                                           const RecordInfo& expected) noexcept;
-// Everything. Takes as long for a wrong MAC as for a right one. kSealer also where the memory for
-// a MAC cannot be had.
+// Checks everything. A wrong MAC takes as long as a right one. kSealer also if there is no memory
+// for a MAC.
 [[nodiscard]] KVFOLIO_API RecordFault check_record(std::span<const std::byte> record,
                                                    const RecordInfo& expected,
                                                    const RecordKeys& keys = {}) noexcept;

@@ -11,7 +11,7 @@
 //
 //  - A record is one value, a header of 192 bytes and the data:
 //      SET prefix+hex(key) value NX PX ttl,  GET,  EXISTS,  UNLINK
-//    So a value never changes, and a stale copy of one is a miss or right.
+//    So a value never changes: a stale replica answers with the right value or with a miss.
 //    Data are sent from where they lie.
 //  - Sockets never block, and there are no threads: all happens in poll(), which moves at most
 //    bytes_per_poll. Two connections for each node, one for loads and one for stores.
@@ -19,14 +19,14 @@
 //    wait: every item ends by its deadline. After three failures in a row a node is left alone for
 //    breaker_us_min, then asked by one connection; the pause doubles up to breaker_us_max. The map
 //    of slots is asked for again after MOVED, after lost connections and when nodes do not answer.
-//  - What servers say is not believed: replies are bounded by what was asked for, other lengths and
-//    what does not verify are kCorrupt, and a reply that does not fit the question ends the
-//    connection. But without a key who writes to a server can forge records, and a node that names
-//    others has the password said to them.
+//  - Servers are not trusted: a reply is bounded by what was asked for, a record of another length
+//    or one that does not verify is kCorrupt, and a reply that does not fit the question ends the
+//    connection. But without a key, anyone who can write to a server can forge records; and the
+//    tier tells its password to every node that a node names.
 //
 //  - In a child of fork() the tier is closed: sockets are the parent's. It accepts nothing, all
-//  that
-//    it had is kClosed, and destroying it closes descriptors and says nothing to the servers.
+//    items that it had are kClosed, and destroying it closes descriptors and says nothing to the
+//    servers.
 //
 // Names are resolved in create() only. Nodes that the cluster announces under names, not addresses,
 // must be among `servers`. Thread safety: as Tier. Needs libhiredis when the library is built.
@@ -71,7 +71,8 @@ struct RedisOptions {
   std::uint64_t breaker_us_min = 500'000;
   std::uint64_t breaker_us_max = 5'000'000;
   // With a key a record is believed only if it was sealed with it. All engines that share a
-  // key_prefix have the same keys: to the others a record is damaged, and goes.
+  // key_prefix need the same keys: an engine with another key takes the records for damaged and
+  // erases them.
   RecordKeyOptions keys{};
 };
 
@@ -124,7 +125,8 @@ class RedisTier final : public Tier {
   KVFOLIO_API Status close(Deadline deadline) noexcept override;
 
   [[nodiscard]] KVFOLIO_API const RedisCounters& counters() const noexcept;
-  // In no order. Each is connected to once, so that its state is known before it is needed.
+  // The servers, in no order. The tier connects to each once, so that its state is known before it
+  // is needed.
   [[nodiscard]] KVFOLIO_API std::vector<RedisNode> nodes() const;
   // The same in words, a line for each: its address, its share of the slots, its state, its last
   // error.

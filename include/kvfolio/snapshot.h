@@ -17,13 +17,13 @@
 // behind the other, and behind damage by looking for the next one. So there is no index to trust. A
 // record that is damaged ends its path there, and takes nothing else with it.
 //
-// With a key each record is sealed with a MAC, so one who can write to the file and does not have
-// the key can leave records out and put none in. What is not a record is not sealed: which
-// sequences there are, under which caller ids, can be changed, and never the bytes of their tokens.
+// With a key each record is sealed with a MAC: a writer of the file who does not have the key can
+// remove records, but not add any. Only records are sealed: such a writer can also change which
+// sequences there are and their caller ids, but never the bytes of their tokens.
 //
 // Another model, type, layout or block size is refused by the name of the field. A snapshot holds
-// the text of all tenants whose blocks it has: keep it as you keep their prompts. It has bytes of
-// tokens and nothing else: what lies in a block behind its last token is saved as zeros.
+// the text of all tenants whose blocks it has: keep it as you keep their prompts. It has the bytes
+// of tokens and no others: the part of a block behind its last token is saved as zeros.
 //
 // save() and restore() have a second thread while they run, which computes checksums; media are
 // called from the caller's thread. Thread safety: none.
@@ -102,9 +102,9 @@ KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& iden
                                    ByteSink& sink, const SaveOptions& options = {});
 
 // Opens and fills sequences first, under their caller ids, then what the prefix cache had, as long
-// as there are free blocks: nothing is evicted. The new sequences stay open. What could not be
-// found when it was saved (the tail of an open sequence) is not findable now. kUnsupported: no
-// storage; another version of the format. kCorrupt: not a snapshot, or its first section is
+// as there are free blocks: nothing is evicted. The new sequences stay open. Tokens that were not
+// findable when they were saved (the tail of an open sequence) are not findable now. kUnsupported:
+// no storage; another version of the format. kCorrupt: not a snapshot, or its first section is
 // damaged. kInvalidArgument: another identity, by the name of the field; `identity` is of another
 // spec; keys, as RecordKeys::create(); a caller id of the snapshot that is open. Then nothing has
 // changed. Damage behind the first section is no error: see the stats. Any file takes bounded

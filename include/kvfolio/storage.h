@@ -145,7 +145,7 @@ class KVStorage {
   KVFOLIO_API Status write_blocks(GroupId group, std::span<const std::int32_t> blocks,
                                   std::span<const std::byte> images);
   // Where the pieces of an image lie in the block: `memory` has the bytes [offset, offset + bytes)
-  // of the image. For who copies and checks in one pass over memory that the CPU may touch.
+  // of the image. For callers that copy and check in one pass, over memory that the CPU may touch.
   struct ImageRun {
     std::int64_t offset = 0;
     std::byte* memory = nullptr;

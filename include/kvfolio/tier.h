@@ -2,10 +2,10 @@
 #pragma once
 
 // Tier: a medium below the device blocks, such as a disk or a server, that keeps records under
-// keys. A medium knows keys and bytes only: no token, no block, no sequence. What its records may
-// be trusted for, TierLimits::verifies says: such a tier seals what it is given (record.h), and
-// gives back the same bytes or a miss. Another one may lose, mix up or damage anything, and who
-// uses it verifies himself.
+// keys. A medium knows keys and bytes only: no token, no block, no sequence. TierLimits::verifies
+// says how far its records may be trusted: a tier that verifies seals what it is given (record.h),
+// and gives back the same bytes or a miss. Any other tier may lose, mix up or damage records, and
+// its user must verify them.
 //
 //   tier->submit(TierOp::kLoad, items, {.at_us = now_us + 50'000});
 //   ... later: n = tier->poll(now_us, done);   // one TierDone for each item that was accepted
@@ -15,8 +15,8 @@
 //  - Each accepted item gets exactly one TierDone, also after its deadline and at close().
 //  - TierDone is more than an answer: nothing reads or writes the item's memory any more. So memory
 //    of an item is not used for anything else before that, even if its deadline has passed.
-//  - kOk for a load means that bytes were written. They are those that were stored under the key if
-//    the tier verifies; else that is not said.
+//  - kOk for a load means that bytes were written. If the tier verifies, they are the bytes that
+//    were stored under the key; otherwise they may be any bytes.
 //  - No exception leaves a tier, and it calls nothing back.
 //
 // Thread safety: one owner, who serialises all calls. Time enters as now_us only.
@@ -90,13 +90,13 @@ struct TierHealth {
   std::uint64_t stores_ok = 0;
   std::uint64_t loads_ok = 0;
   std::uint64_t failures = 0;  // results other than kOk and kMiss
-  // Damaged records that it found while no load waited for them, as a scrubber does: none was
-  // answered with kCorrupt for these. corrupt_records() in tier_metrics.h adds all up.
+  // Damaged records that the tier found by itself, as a scrubber does: no load was answered with
+  // kCorrupt for them. corrupt_records() in tier_metrics.h adds up both kinds.
   std::uint64_t corrupt_unasked = 0;
 };
 
-// They do not change. The caller of submit() keeps to them: it offers no larger record, asks for
-// none, and gives no memory that is aligned to less.
+// Limits do not change. The caller of submit() keeps to them: it stores and loads no larger record,
+// and gives no memory that is aligned to less.
 struct TierLimits {
   std::int64_t record_bytes_max = 0;  // of TierItem::bytes; 0: no limit of its own
   std::int64_t data_alignment = 64;   // of TierItem::data: a power of two up to 4096
@@ -120,8 +120,8 @@ class Tier {
   // Readable when poll() has something to return; -1 if there is no such descriptor.
   [[nodiscard]] virtual int event_fd() const noexcept = 0;
   [[nodiscard]] virtual TierHealth health() const noexcept = 0;
-  // From now on submit() accepts nothing. What is not done by the deadline is kClosed; poll() still
-  // returns all that was accepted.
+  // From now on submit() accepts nothing. Items that are not done by the deadline end with kClosed;
+  // poll() still returns every accepted item.
   virtual Status close(Deadline deadline) noexcept = 0;
 };
 

@@ -19,7 +19,7 @@
 
 namespace kvfolio {
 
-// So many stores that failed in a row make a tier unhealthy.
+// A tier with this many failed stores in a row is unhealthy.
 inline constexpr std::uint64_t kUnhealthyStores = 8;
 
 // What the metrics say of one tier: Offload::tier_counters() and Tier::health().
