@@ -354,10 +354,9 @@ class KVFOLIO_API KVCacheManager {
   // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
   // open step, and those whose preemption would free no block, are passed over; a sequence that is
   // short itself is not. nullopt: complete a step, or let a sequence of the open step wait
-  // (undo()). Changes nothing that another call can see. The same policy as last time costs O(log
-  // n) for each sequence used since, or O(n) if more than an eighth of all were used; another
-  // policy costs O(n). Each sequence that is passed over also costs a look at its tables. Without a
-  // policy: ManagerOptions::victim_policy.
+  // (undo()). Changes nothing that another call can see. Costs O(n) for n open sequences, or much
+  // less if few were used since the last search with the same policy. Each sequence that is passed
+  // over also costs a look at its tables. Without a policy: ManagerOptions::victim_policy.
   [[nodiscard]] std::optional<SequenceId> select_victim(
       std::optional<VictimPolicy> policy = std::nullopt);
   // Preempts victims while utilization() > `target`, and stops when there is no victim left.
