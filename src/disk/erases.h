@@ -45,7 +45,9 @@ class Erases {
   // The erase, if that was the last target. Nothing for one that is gone.
   std::optional<Erase> end_target(std::uint64_t number) {
     const auto at = by_number_.find(number);
-    if (at == by_number_.end() || --at->second.left > 0) return {};
+    if (at == by_number_.end()) return {};
+    KVFOLIO_CHECK(at->second.left > 0);
+    if (--at->second.left > 0) return {};
     return take(at);
   }
   std::optional<Erase> take_late(std::uint64_t now_us) {
@@ -68,7 +70,8 @@ class Erases {
  private:
   std::optional<Erase> take(std::map<std::uint64_t, Erase>::iterator at) {
     const Erase erase = at->second;
-    due_.erase({erase.deadline.at_us, at->first});
+    const std::size_t gone = due_.erase({erase.deadline.at_us, at->first});
+    KVFOLIO_CHECK(gone == 1);
     by_number_.erase(at);
     return erase;
   }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kvfolio/status.h"
+
 namespace kvfolio::disk {
 
 void ErrorBudget::went_well(Task task) noexcept {
@@ -20,6 +22,7 @@ void ErrorBudget::ended(std::uint64_t now_us) noexcept {
 }
 
 bool ErrorBudget::failed(Task task, std::int64_t error, std::uint64_t now_us) noexcept {
+  KVFOLIO_DCHECK(error < 0);
   error_ = error;
   ++errors_;
   write_errors_ += task == Task::kWrite ? 1 : 0;

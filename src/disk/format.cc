@@ -89,6 +89,7 @@ void encode(const SegmentHeader& header, std::span<std::byte, kPiece> out) noexc
 }
 
 void encode_tombstone(const RecordHeader& header, std::span<std::byte, kPiece> out) noexcept {
+  KVFOLIO_CHECK(header.erased && header.data_bytes >= 0 && header.data_bytes <= kDataBytesMax);
   LittleEndianWriter to = begin(out, kTombstoneMagic);
   to.put(header.epoch);
   to.put(header.sequence);
@@ -100,6 +101,7 @@ void encode_tombstone(const RecordHeader& header, std::span<std::byte, kPiece> o
 bool seal(const RecordHeader& header, std::span<const std::byte> data, const RecordKeys& keys,
           std::span<std::byte, kPiece> out) noexcept {
   std::fill(out.begin(), out.end(), std::byte{0});
+  KVFOLIO_CHECK(!header.erased && std::ssize(data) == header.data_bytes);
   const auto tail = data.last(static_cast<std::size_t>(tail_bytes(header.data_bytes)));
   LittleEndianWriter(out.subspan(kFields)).put(tail);
   return seal_record(info_of(header), data, keys, out.first<kRecordHeaderBytes>());
@@ -126,6 +128,7 @@ void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,
   std::fill(body.begin(), body.end(), std::byte{0});
   LittleEndianWriter to(body);
   for (const FooterEntry& entry : entries) {
+    KVFOLIO_DCHECK(entry.offset >= kPiece && entry.offset % kPiece == 0);
     to.put(std::span<const std::byte>(entry.key.bytes));
     to.put(entry.sequence);
     to.put(static_cast<std::uint64_t>(entry.offset) | (entry.erased ? kErasedBit : 0));

@@ -66,6 +66,9 @@ inline constexpr std::int64_t kSegmentBytesMax = std::int64_t{1} << 36;
   return round_up_to_piece(num_records * kFooterEntryBytes) + kPiece;
 }
 
+static_assert(record_bytes(192 + (256 << 10)) == 260 << 10 && record_bytes(0) == kPiece);
+static_assert(footer_bytes(0) == kPiece && footer_bytes(43) == 3 * kPiece);
+
 enum class FormatFault : std::int32_t {
   kNone = 0,
   kMagic = 1,     // something else, or nothing

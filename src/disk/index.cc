@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "disk/index.h"
 
+#include <bit>
 #include <utility>
 
 #include "kvfolio/status.h"
@@ -34,6 +35,7 @@ std::uint32_t RecordIndex::add(const Record& record) noexcept {
 }
 
 std::size_t RecordIndex::home(const Table& table, const TierKey& key) const noexcept {
+  KVFOLIO_DCHECK(std::has_single_bit(table.size()));
   return TierKeyHash()(key) & (table.size() - 1);
 }
 
@@ -56,12 +58,14 @@ void RecordIndex::publish(std::uint32_t id) noexcept {
 }
 
 void RecordIndex::retire(std::uint32_t id) noexcept {
+  KVFOLIO_DCHECK(!records_[id].live || (live_ > 0 && !records_[id].gone));
   live_ -= records_[id].live ? 1 : 0;
   records_[id].live = false;
 }
 
 void RecordIndex::drop(std::uint32_t id) noexcept {
   if (records_[id].gone) return;
+  KVFOLIO_CHECK(!records_[id].writing);  // its place is not free yet
   retire(id);
   take_out(id);
   --in_tables_;
@@ -99,6 +103,7 @@ void RecordIndex::move_some() noexcept {
 }
 
 void RecordIndex::insert(std::uint32_t id) noexcept {
+  KVFOLIO_DCHECK(in_tables_ < table_.size());  // else there is no empty place to find
   std::size_t at = home(table_, records_[id].key);
   for (; table_[at] != Table::kEmpty; at = table_.after(at)) ++steps_;
   table_[at] = id + 1;

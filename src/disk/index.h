@@ -44,6 +44,7 @@ struct Record {
 };
 static_assert(sizeof(Record) == 92);
 static_assert(kSegmentBytesMax / kPiece <= Record::kPiecesMax);
+static_assert(kDataBytesMax <= ~std::uint32_t{0});
 
 class RecordIndex {
  public:

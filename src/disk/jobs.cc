@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The jobs of whole segments, and those that find out what a directory can do; those of one record
+// are in record_jobs.cc.
+
 #include "disk/jobs.h"
 
 #include <fcntl.h>
@@ -9,163 +13,14 @@
 #include <utility>
 
 #include "base/mutants.h"
+#include "disk/job_steps.h"
 
 namespace kvfolio::disk {
 namespace {
 
 using Kind = IoStep::Kind;
 
-bool is_aligned(const std::byte* memory) noexcept {
-  return reinterpret_cast<std::uintptr_t>(memory) % kPiece == 0;
-}
-
-IoStep file_step(Kind kind, int file, std::int64_t bytes = 0) noexcept {
-  IoStep step;
-  step.kind = kind;
-  step.file = file;
-  step.bytes = bytes;
-  return step;
-}
-
-IoStep name_step(Kind kind, int directory, const std::string& name, int flags = 0) noexcept {
-  IoStep step;
-  step.kind = kind;
-  step.file = directory;
-  step.name = &name;
-  step.flags = flags;
-  return step;
-}
-
-IoStep transfer_step(Kind kind, const Extent& place) noexcept {
-  IoStep step;
-  step.kind = kind;
-  step.file = place.file;
-  step.offset = place.offset;
-  return step;
-}
-
 }  // namespace
-
-// ---- memory ----
-
-bool RecordMemory::prepare(std::byte* data, std::int64_t bytes) noexcept {
-  data_ = data;
-  bytes_ = bytes;
-  const std::int64_t body = body_bytes(bytes);
-  in_place_ = is_aligned(data) ? std::min(body, bytes / kPiece * kPiece) : 0;
-  edge_ = AlignedBuffer(2 * kPiece);
-  if (edge_.data() == nullptr) return false;
-  if (body - in_place_ <= kPiece) return true;
-  bounce_ = AlignedBuffer(body);
-  return bounce_.data() != nullptr;
-}
-
-void RecordMemory::add_parts(IoStep& step) noexcept {
-  const std::int64_t body = body_bytes(bytes_);
-  step.add_part(edge_.data(), kPiece);
-  step.add_part(data_, in_place_);
-  step.add_part(bounce_.data() != nullptr ? bounce_.data() : edge_.data() + kPiece,
-                body - in_place_);
-}
-
-void RecordMemory::fill_own() noexcept {
-  const std::int64_t body = body_bytes(bytes_);
-  if (body == in_place_) return;
-  std::byte* own = bounce_.data() != nullptr ? bounce_.data() : edge_.data() + kPiece;
-  const auto copied = static_cast<std::size_t>(std::min(body, bytes_) - in_place_);
-  std::memcpy(own, data_ + in_place_, copied);
-  // Memory of other things must not reach the disk.
-  std::memset(own + copied, 0, static_cast<std::size_t>(body - in_place_) - copied);
-}
-
-void RecordMemory::take_own() noexcept {
-  const std::int64_t body = body_bytes(bytes_);
-  const std::byte* own = bounce_.data() != nullptr ? bounce_.data() : edge_.data() + kPiece;
-  if (body > in_place_) {
-    std::memcpy(data_ + in_place_, own,
-                static_cast<std::size_t>(std::min(body, bytes_) - in_place_));
-  }
-  if (!tail().empty()) {
-    std::memcpy(tail().data(), edge_.data() + kRecordFieldsBytes, tail().size());
-  }
-}
-
-// ---- records ----
-
-IoStep StoreJob::next(std::int64_t last) noexcept {
-  if (step_++ > 0) {
-    result = std::min<std::int64_t>(last, 0);
-    return {};
-  }
-  if (!memory_.prepare(data, header.data_bytes)) {
-    result = -ENOMEM;
-    return {};
-  }
-  if (!seal(header, memory_.data(), keys, memory_.header())) {
-    result = -ENOMEM;
-    return {};
-  }
-  memory_.fill_own();
-  IoStep step = transfer_step(Kind::kWrite, place);
-  memory_.add_parts(step);
-  return step;
-}
-
-IoStep LoadJob::next(std::int64_t last) noexcept {
-  switch (step_++) {
-    case 0: {
-      if (!memory_.prepare(data, expected.data_bytes)) {
-        result = TierResult::kBusy;
-        return {};
-      }
-      IoStep step = transfer_step(Kind::kRead, place);
-      memory_.add_parts(step);
-      return step;
-    }
-    case 1: {
-      if (last < 0) {
-        result = TierResult::kIoError;
-        error = last;
-      } else {
-        memory_.take_own();
-        result = compare();
-      }
-      if (!drop_cached) return {};
-      IoStep step = file_step(Kind::kDropCached, place.file, record_bytes(expected.data_bytes));
-      step.offset = place.offset;
-      return step;
-    }
-    default:
-      return {};
-  }
-}
-
-void LoadJob::use_file(int file, bool direct) noexcept {
-  place.file = file;
-  place.direct = direct;
-  drop_cached = !direct;
-}
-
-// A file that is gone has no record; where the process has no descriptor for it, it may have one
-// later.
-void LoadJob::fail(std::int64_t why) noexcept {
-  error = why;
-  result = why == -ENOENT                     ? TierResult::kMiss
-           : why == -EMFILE || why == -ENFILE ? TierResult::kBusy
-                                              : TierResult::kIoError;
-}
-
-TierResult LoadJob::compare() noexcept {
-  RecordHeader seen;
-  if (decode(memory_.header(), seen) != FormatFault::kNone) return TierResult::kCorrupt;
-  if (seen.erased && seen.epoch == expected.epoch && seen.sequence == expected.sequence) {
-    return TierResult::kMiss;
-  }
-  if (seen != expected) return TierResult::kCorrupt;
-  const RecordFault fault = fault_of(memory_.header(), seen, memory_.data(), keys);
-  is_of_another_key = fault == RecordFault::kSealer;
-  return fault == RecordFault::kNone ? TierResult::kOk : TierResult::kCorrupt;
-}
 
 // ---- segments ----
 
@@ -180,6 +35,7 @@ IoStep CreateJob::next(std::int64_t last) noexcept {
         return {};
       }
       file = static_cast<int>(last);
+      KVFOLIO_DCHECK(bytes > kPiece && bytes % kPiece == 0);
       return file_step(Kind::kAllocate, file, bytes);
     case 2: {
       // Some file systems cannot take room ahead of time. Then ENOSPC may come with a record.
@@ -218,6 +74,7 @@ IoStep SealJob::next(std::int64_t last) noexcept {
   if (result < 0) return {};
   switch (step_++) {
     case 0:
+      KVFOLIO_CHECK(place.file >= 0 && is_behind_header(place));
       return file_step(Kind::kSync, place.file);
     case 1: {
       const std::int64_t bytes = footer_bytes(static_cast<std::int64_t>(entries.size()));
@@ -316,8 +173,9 @@ IoStep EraseJob::write_footer() noexcept {
     return next(0);
   }
   encode_footer(epoch, entries, {memory_.data(), static_cast<std::size_t>(bytes)});
-  IoStep step = transfer_step(
-      Kind::kWrite, {.file = place.file, .offset = place.offset - bytes, .direct = place.direct});
+  const Extent at{.file = place.file, .offset = place.offset - bytes, .direct = place.direct};
+  KVFOLIO_CHECK(is_behind_header(at));
+  IoStep step = transfer_step(Kind::kWrite, at);
   step.add_part(memory_.data(), bytes);
   return step;
 }
@@ -328,7 +186,9 @@ IoStep EraseJob::write_tombstone(const FooterEntry& record) noexcept {
   const RecordHeader header{
       .epoch = epoch, .sequence = record.sequence, .data_bytes = record.data_bytes, .erased = true};
   encode_tombstone(header, std::span<std::byte, kPiece>(memory_.data(), kPiece));
-  IoStep step = transfer_step(Kind::kWrite, {.file = place.file, .offset = record.offset});
+  const Extent at{.file = place.file, .offset = record.offset};
+  KVFOLIO_CHECK(is_behind_header(at));
+  IoStep step = transfer_step(Kind::kWrite, at);
   step.add_part(memory_.data(), kPiece);
   return step;
 }
@@ -412,6 +272,7 @@ IoStep ContinueJob::give_up(std::int64_t error) noexcept {
 IoStep ContinueJob::read_window() noexcept {
   window_at_ = used;
   window_bytes_ = std::min(kWindowBytes, old_bytes - kPiece - used);
+  KVFOLIO_CHECK(window_bytes_ > 0);
   IoStep step = transfer_step(Kind::kRead, {.file = place.file, .offset = window_at_});
   step.add_part(window_.data(), window_bytes_);
   return step;
@@ -464,6 +325,7 @@ IoStep ContinueJob::next(std::int64_t last) noexcept {
       [[fallthrough]];
     case Phase::kFooter: {
       phase_ = Phase::kFooterSync;
+      KVFOLIO_CHECK(used <= old_bytes - kPiece && old_bytes <= bytes);  // no record is written over
       footer_gone = true;
       std::memset(window_.data(), 0, kPiece);
       IoStep step = transfer_step(Kind::kWrite, {.file = place.file, .offset = old_bytes - kPiece});
@@ -535,6 +397,7 @@ IoStep RemoveJob::next(std::int64_t last) noexcept {
 TransferJob::TransferJob(IoStep::Kind kind, const Extent& place, std::byte* memory,
                          std::int64_t bytes) noexcept
     : step_(transfer_step(kind, place)) {
+  KVFOLIO_CHECK(place.offset % kPiece == 0 && bytes % kPiece == 0 && is_aligned(memory));
   step_.add_part(memory, bytes);
 }
 

@@ -15,6 +15,7 @@
 
 #include "disk/format.h"
 #include "disk/step.h"
+#include "kvfolio/status.h"
 #include "kvfolio/tier.h"
 
 namespace kvfolio::disk {
@@ -26,7 +27,9 @@ class AlignedBuffer {
   // Empty if there is no memory. Requires: bytes is a multiple of kPiece.
   explicit AlignedBuffer(std::int64_t bytes) noexcept
       : memory_(static_cast<std::byte*>(
-            std::aligned_alloc(std::size_t{kPiece}, static_cast<std::size_t>(bytes)))) {}
+            std::aligned_alloc(std::size_t{kPiece}, static_cast<std::size_t>(bytes)))) {
+    KVFOLIO_CHECK(bytes > 0 && bytes % kPiece == 0);
+  }
   [[nodiscard]] std::byte* data() const noexcept { return memory_.get(); }
 
  private:

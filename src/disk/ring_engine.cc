@@ -258,6 +258,7 @@ class RingEngine final : public IoEngine {
         continue;
       }
       --in_flight_;
+      KVFOLIO_DCHECK(in_flight_ >= 0);
       if (faults_ != nullptr) answer = faults_->answer(job->run.rest(), answer);
       completions_.push_back({job, answer});
     }
@@ -312,6 +313,7 @@ class RingEngine final : public IoEngine {
         continue;
       }
       --in_flight_;
+      KVFOLIO_DCHECK(in_flight_ >= 0);
       unsent_.push(job);
     }
   }
@@ -336,6 +338,7 @@ class RingEngine final : public IoEngine {
       return false;
     }
     const IoStep& step = job->run.rest();
+    KVFOLIO_DCHECK(step.is_transfer() ? step.num_parts > 0 : step.kind == IoStep::Kind::kSync);
     const auto parts = static_cast<unsigned>(step.num_parts);
     const auto offset = static_cast<std::uint64_t>(step.offset);
     if (step.kind == IoStep::Kind::kSync) {

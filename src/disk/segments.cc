@@ -7,6 +7,40 @@
 #include "kvfolio/status.h"
 
 namespace kvfolio::disk {
+namespace {
+
+// The life of a segment, at the head of store.h; and back from eviction and from a removal that
+// failed, and to the end without what would have been in between.
+bool may_become(Segment::State from, Segment::State to) noexcept {
+  using State = Segment::State;
+  switch (from) {
+    case State::kCreating:
+      return to == State::kReady;
+    case State::kContinuing:
+      return to == State::kReady || to == State::kFull || to == State::kSealed;
+    case State::kReady:
+      return to == State::kActive || to == State::kFull;
+    case State::kActive:
+      return to == State::kFull;
+    case State::kFull:
+      return to == State::kSealing || to == State::kDraining;
+    case State::kSealing:
+      return to == State::kSealed;
+    case State::kSealed:
+      return to == State::kContinuing || to == State::kEvicting || to == State::kDraining;
+    case State::kEvicting:
+      return to == State::kDraining || to == State::kSealed;
+    case State::kDraining:
+      return to == State::kRemoving;
+    case State::kRemoving:
+      return to == State::kForgetting || to == State::kDraining;
+    case State::kForgetting:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
 
 Segment& Segments::add(SegmentId id, State state, std::int64_t bytes) {
   auto segment = std::make_unique<Segment>();
@@ -27,7 +61,7 @@ Segment& Segments::add(SegmentId id, State state, std::int64_t bytes) {
   added.slot = free_slots_.back();
   free_slots_.pop_back();
   slots_[added.slot] = &added;
-  set_state(added, state);
+  put_state(added, state);
   set_bytes(added, bytes);
   return added;
 }
@@ -35,8 +69,12 @@ Segment& Segments::add(SegmentId id, State state, std::int64_t bytes) {
 void Segments::remove(Segment& segment) noexcept {
   KVFOLIO_CHECK(segment.first == RecordIndex::kNone && !segment.is_open_);
   KVFOLIO_CHECK(segment.reads == 0 && segment.writes == 0 && segment.to_erase.empty());
+  // Nothing works at it: it was never made, it was found and is beyond the budget, or it is gone.
+  KVFOLIO_CHECK(segment.state == State::kCreating || segment.state == State::kSealed ||
+                segment.state == State::kDraining || segment.state == State::kForgetting);
+  KVFOLIO_CHECK(slots_[segment.slot] == &segment && !segment.erasing && !segment.opening);
   set_bytes(segment, 0);
-  set_state(segment, State::kForgetting);
+  put_state(segment, State::kForgetting);
   if (segment.in_line_) {
     line_.remove(segment);
     later_.remove(segment);
@@ -47,6 +85,11 @@ void Segments::remove(Segment& segment) noexcept {
 }
 
 void Segments::set_state(Segment& segment, State state) noexcept {
+  KVFOLIO_CHECK(may_become(segment.state, state));
+  put_state(segment, state);
+}
+
+void Segments::put_state(Segment& segment, State state) noexcept {
   if (state == State::kSealed && segment.sealed_) {
     sealed_.insert(std::move(segment.sealed_));
   } else if (state != State::kSealed && !segment.sealed_) {
@@ -56,7 +99,9 @@ void Segments::set_state(Segment& segment, State state) noexcept {
 }
 
 void Segments::set_bytes(Segment& segment, std::int64_t bytes) noexcept {
+  KVFOLIO_CHECK(bytes >= 0);
   bytes_ += bytes - std::exchange(segment.bytes_, bytes);
+  KVFOLIO_DCHECK(bytes_ >= bytes);
 }
 
 Segment* Segments::oldest() noexcept {
@@ -81,6 +126,7 @@ void Segments::Line::push(Segment& segment) noexcept {
 Segment* Segments::Line::pop() noexcept {
   Segment* segment = first;
   if (segment == nullptr) return nullptr;
+  KVFOLIO_DCHECK(segment->in_line_ && size > 0);
   first = segment->behind_;
   if (first == nullptr) last = nullptr;
   segment->in_line_ = false;
@@ -122,6 +168,7 @@ void OpenFiles::unlink(Segment& segment) noexcept {
 }
 
 void OpenFiles::opened(Segment& segment) noexcept {
+  KVFOLIO_CHECK(segment.file >= 0);
   KVFOLIO_CHECK(!std::exchange(segment.is_open_, true));
   ++size_;
   segment.older_ = newest_;
@@ -132,6 +179,7 @@ void OpenFiles::opened(Segment& segment) noexcept {
 void OpenFiles::closed(Segment& segment) noexcept {
   if (!std::exchange(segment.is_open_, false)) return;
   --size_;
+  KVFOLIO_DCHECK(size_ >= 0);
   unlink(segment);
 }
 

@@ -103,11 +103,16 @@ class Segments {
   Segment& add(SegmentId id, State state, std::int64_t bytes);
   // Requires: none of its records is in the index.
   void remove(Segment& segment) noexcept;
+  // Requires: the state may follow, by the line at the head of store.h.
   void set_state(Segment& segment, State state) noexcept;
   void set_bytes(Segment& segment, std::int64_t bytes) noexcept;
 
-  [[nodiscard]] Segment& operator[](std::uint32_t slot) noexcept { return *slots_[slot]; }
+  [[nodiscard]] Segment& operator[](std::uint32_t slot) noexcept {
+    KVFOLIO_DCHECK(slot < slots_.size() && slots_[slot] != nullptr);
+    return *slots_[slot];
+  }
   [[nodiscard]] const Segment& operator[](std::uint32_t slot) const noexcept {
+    KVFOLIO_DCHECK(slot < slots_.size() && slots_[slot] != nullptr);
     return *slots_[slot];
   }
   [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
@@ -142,6 +147,8 @@ class Segments {
     Segment* pop() noexcept;
     void remove(Segment& segment) noexcept;
   };
+
+  void put_state(Segment& segment, State state) noexcept;
 
   std::map<SegmentId, std::unique_ptr<Segment>> by_id_;
   std::vector<Segment*> slots_;

@@ -17,6 +17,7 @@ constexpr int kRetriesMax = 100;
 
 void IoStep::add_part(std::byte* memory, std::int64_t size) noexcept {
   if (size == 0) return;
+  KVFOLIO_CHECK(size > 0 && num_parts < static_cast<int>(parts.size()));
   parts[static_cast<std::size_t>(num_parts++)] = {memory, static_cast<std::size_t>(size)};
 }
 
@@ -49,6 +50,7 @@ bool StepRun::end(std::int64_t result) noexcept {
 }
 
 void StepRun::skip(std::int64_t bytes) noexcept {
+  KVFOLIO_DCHECK(bytes > 0 && bytes < left_);
   step_.offset += bytes;
   left_ -= bytes;
   done_ += bytes;
@@ -63,6 +65,7 @@ void StepRun::skip(std::int64_t bytes) noexcept {
   }
   std::rotate(step_.parts.begin(), step_.parts.begin() + first, step_.parts.end());
   step_.num_parts -= first;
+  KVFOLIO_DCHECK(step_.num_parts > 0);
 }
 
 std::int64_t call_once(const IoStep& step, DiskCalls& calls) noexcept {
@@ -76,6 +79,7 @@ std::int64_t call_once(const IoStep& step, DiskCalls& calls) noexcept {
     case IoStep::Kind::kSync:
       return calls.sync(step.file);
     case IoStep::Kind::kOpen:
+      KVFOLIO_DCHECK(step.name != nullptr && !step.name->empty());
       return calls.open(step.file, *step.name, step.flags);
     case IoStep::Kind::kAllocate:
       return calls.allocate(step.file, step.bytes);
@@ -86,6 +90,7 @@ std::int64_t call_once(const IoStep& step, DiskCalls& calls) noexcept {
     case IoStep::Kind::kClose:
       return calls.close(step.file);
     case IoStep::Kind::kUnlink:
+      KVFOLIO_DCHECK(step.name != nullptr && !step.name->empty());
       return calls.unlink(step.file, *step.name);
     case IoStep::Kind::kSyncDirectory:
       return calls.sync_directory(step.file);
@@ -97,6 +102,7 @@ std::int64_t call_once(const IoStep& step, DiskCalls& calls) noexcept {
 
 bool begin_step(IoJob& job, std::int64_t result) noexcept {
   const IoStep step = job.next(result);
+  KVFOLIO_DCHECK(!step.is_transfer() || (step.num_parts > 0 && step.file >= 0));
   job.run = StepRun(step);
   return step.kind != IoStep::Kind::kDone;
 }

@@ -89,6 +89,7 @@ bool SegmentStore::take(TierOp op, const TierItem& item, Deadline deadline) {
   } catch (const std::bad_alloc&) {
   }
   items_ += accepted ? 1 : 0;
+  KVFOLIO_CHECK(items_ <= options_.items_max);  // there is a place for each answer
   return accepted;
 }
 
@@ -143,6 +144,7 @@ std::size_t SegmentStore::hand_over(std::span<TierDone> done) noexcept {
   }
   num_ready_ -= n;
   items_ -= static_cast<std::int64_t>(n);
+  KVFOLIO_DCHECK(items_ >= static_cast<std::int64_t>(num_ready_));
   return n;
 }
 
@@ -187,8 +189,10 @@ void SegmentStore::close(Deadline deadline) {
 bool SegmentStore::idle() const noexcept {
   if (num_ready_ > 0) return false;
   if (left_to_parent_) return true;
-  return ops_.empty() && loads_.empty() && stores_.empty() && erases_.size() == 0 &&
-         to_erase_ == 0 && segments_.num_touched() == 0;
+  const bool is_idle = ops_.empty() && loads_.empty() && stores_.empty() && erases_.size() == 0 &&
+                       to_erase_ == 0 && segments_.num_touched() == 0;
+  KVFOLIO_DCHECK(!is_idle || (items_ == 0 && queued_bytes_ == 0 && moves_ == 0));
+  return is_idle;
 }
 
 TierHealth SegmentStore::health() const noexcept {
@@ -240,6 +244,7 @@ void SegmentStore::notify() noexcept {
 // ---- ends ----
 
 bool SegmentStore::spend() noexcept {
+  KVFOLIO_DCHECK(left_ >= 0);
   if (left_ == 0) return false;
   --left_;
   ++steps_;
@@ -251,8 +256,14 @@ void SegmentStore::spend_at_least(std::int64_t steps) noexcept {
   steps_ += static_cast<std::uint64_t>(steps);
 }
 
+void SegmentStore::drop_queued(std::int64_t bytes) noexcept {
+  KVFOLIO_CHECK(bytes >= 0 && queued_bytes_ >= bytes);
+  queued_bytes_ -= bytes;
+}
+
 void SegmentStore::answer_unbegun(const Waiting& waiting, TierOp op, TierResult result) noexcept {
-  queued_bytes_ -= waiting.item.bytes;
+  KVFOLIO_DCHECK(result != TierResult::kOk || op == TierOp::kStore);
+  drop_queued(waiting.item.bytes);
   answer(waiting.item.tag, op, result);
 }
 
@@ -360,7 +371,7 @@ void SegmentStore::begin_waiting() {
       answer(waiting.item.tag, TierOp::kLoad, TierResult::kBusy);
     }
     loads_.take_front();
-    if (!begun) queued_bytes_ -= waiting.item.bytes;
+    if (!begun) drop_queued(waiting.item.bytes);
   }
   while (!stores_.empty() && !stores_.refuses() && has_room_for_job() && spend()) {
     const Waiting waiting = stores_.front();

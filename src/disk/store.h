@@ -75,6 +75,7 @@ class SegmentStore {
   static constexpr std::int64_t kStepsOfCall = 4096;
   // A part of these is for items: segments that come and go do not keep them waiting.
   static constexpr std::int64_t kStepsOfItems = 2048;
+  static_assert(kStepsOfItems < kStepsOfCall);
   // So that going on in a segment costs a bounded number of reads.
   static constexpr std::int64_t kContinuedRecordsMax = 4096;
 
@@ -138,6 +139,7 @@ class SegmentStore {
   bool take(TierOp op, const TierItem& item, Deadline deadline);
   bool take_item(TierOp op, const TierItem& item, Deadline deadline);
   void answer(std::uint64_t tag, TierOp op, TierResult result) noexcept;
+  void drop_queued(std::int64_t bytes) noexcept;
   void answer_unbegun(const Waiting& waiting, TierOp op, TierResult result) noexcept;
   std::size_t hand_over(std::span<TierDone> done) noexcept;
   void begin_call() noexcept { left_ = kStepsOfCall; }

@@ -66,6 +66,7 @@ void SegmentStore::find_targets(const TierKey& key, std::uint64_t erase) noexcep
 
 // Requires: there is something to erase, and neither a job nor a walk is under way for that.
 void SegmentStore::go_on_erasing(Segment& segment) {
+  KVFOLIO_DCHECK(!segment.erasing && segment.walk == Segment::Walk::kNone);
   switch (segment.state) {
     case State::kActive:
     case State::kFull:
@@ -100,6 +101,7 @@ void SegmentStore::begin_erase(Segment& segment) {
   std::vector<FooterEntry> entries = std::exchange(segment.entries, {});
   // Without a record left the file itself goes.
   if (has_footer && !has_record(entries) && segment.state == State::kSealed) return drain(segment);
+  KVFOLIO_CHECK(!segment.erasing && segment.num_erasing <= segment.to_erase.size());
   prepare_file(segment);
   auto job = std::make_unique<EraseJob>();
   job->tombstones.reserve(segment.num_erasing);
@@ -126,6 +128,7 @@ void SegmentStore::begin_erase(Segment& segment) {
       end_target(target, TierResult::kOk);
       continue;
     }
+    KVFOLIO_CHECK(record.erased && !record.live && record.offset() < segment.used);
     targets.push_back(target);
     erase.tombstones.push_back(
         {{}, sequence_of(target.record), record.offset(), std::int64_t{record.data_bytes}});
@@ -150,6 +153,7 @@ void SegmentStore::begin_erase(Segment& segment) {
 void SegmentStore::on_erased(Op& op) {
   Segment& segment = *op.segment;
   const auto& job = static_cast<const EraseJob&>(*op.job);
+  KVFOLIO_CHECK(segment.erasing && segment.writes > 0);
   segment.erasing = false;
   --segment.writes;
   if (job.footer_written) segment.in_footer = static_cast<std::int64_t>(job.entries.size());
@@ -186,6 +190,7 @@ void SegmentStore::end_target(const EraseTarget& target, TierResult result) noex
 
 bool SegmentStore::end_waiting_targets(Segment& segment, TierResult result) noexcept {
   while (!segment.to_erase.empty() && spend()) {
+    KVFOLIO_DCHECK(to_erase_ > 0);
     --to_erase_;
     end_target(segment.to_erase.front(), result);
     segment.to_erase.pop_front();

@@ -25,6 +25,7 @@ constexpr int kErrorsOfSegmentMax = 3;  // then it goes
 SegmentStore::Op& SegmentStore::add_op(Op::Kind kind, std::unique_ptr<IoJob> job) {
   if (ops_.empty()) under_way_since_us_ = now_us_;
   IoJob* const at = job.get();
+  KVFOLIO_DCHECK(at != nullptr && !ops_.contains(at));
   Op& op = ops_[at];
   op.kind = kind;
   op.job = std::move(job);
@@ -45,7 +46,11 @@ void SegmentStore::prepare_file(Segment& segment) {
 // Requires: prepare_file(), and nothing since.
 void SegmentStore::start_in(Segment& segment, Op& op) noexcept {
   op.segment = &segment;
-  if (segment.file < 0) return held_.find(&segment)->second.push_back(op.job.get());
+  if (segment.file < 0) {
+    const auto held = held_.find(&segment);
+    KVFOLIO_CHECK(held != held_.end() && segment.opening);  // else it would wait for ever
+    return held->second.push_back(op.job.get());
+  }
   op.job->use_file(segment.file, segment.direct);
   start(op);
 }
@@ -53,6 +58,8 @@ void SegmentStore::start_in(Segment& segment, Op& op) noexcept {
 void SegmentStore::start_load(Op::Kind kind, std::uint32_t record, std::byte* data,
                               const Waiting* waiting, AlignedBuffer memory) {
   Segment& segment = segment_of(record);
+  KVFOLIO_CHECK(segment.state < State::kRemoving);
+  KVFOLIO_CHECK(index_[record].visible && !index_[record].writing);
   prepare_file(segment);
   auto job = std::make_unique<LoadJob>();
   const Record& one = index_[record];
@@ -95,6 +102,8 @@ void SegmentStore::begin_write(Op& op, std::byte* data) noexcept {
   record.writing = true;
   op.segment = &segment_of(op.record);
   ++op.segment->writes;
+  KVFOLIO_CHECK(op.segment->state == State::kActive && op.segment->file >= 0);
+  KVFOLIO_CHECK(record.offset() + record_bytes(record.data_bytes) <= op.segment->bytes());
   auto& job = static_cast<StoreJob&>(*op.job);
   job.place = {op.segment->file, record.offset(), op.segment->direct};
   job.header = {.epoch = op.segment->epoch,
@@ -127,6 +136,7 @@ bool SegmentStore::close_least_used() {
   Segment* segment = files_.least_used();
   if (segment == nullptr) return false;
   auto job = std::make_unique<CloseJob>();
+  KVFOLIO_CHECK(segment->file >= 0 && segment->reads == 0 && segment->writes == 0);
   job->file = segment->file;
   Op& op = add_op(Op::Kind::kClose, std::move(job));
   segment->file = -1;
@@ -138,6 +148,7 @@ bool SegmentStore::close_least_used() {
 void SegmentStore::on_opened(Op& op) {
   Segment& segment = *op.segment;
   const auto& job = static_cast<const OpenJob&>(*op.job);
+  KVFOLIO_CHECK(segment.opening && segment.file < 0);
   segment.opening = false;
   if (job.result < 0) {
     // Those that are open make room, also from now on.
@@ -228,7 +239,7 @@ void SegmentStore::on_done(Op& op) {
 }
 
 void SegmentStore::on_stored(Op& op) {
-  queued_bytes_ -= op.item.bytes;
+  drop_queued(op.item.bytes);
   const TierResult result = on_written(op);
   if (result == TierResult::kOk) {
     ++stats_.stored;
@@ -241,6 +252,7 @@ void SegmentStore::on_stored(Op& op) {
 }
 
 TierResult SegmentStore::on_written(Op& op) {
+  KVFOLIO_CHECK(op.segment->writes > 0 && index_[op.record].writing);
   --op.segment->writes;
   index_[op.record].writing = false;
   const std::int64_t error = static_cast<const StoreJob&>(*op.job).result;
@@ -264,7 +276,7 @@ TierResult SegmentStore::on_written(Op& op) {
 }
 
 void SegmentStore::on_loaded(Op& op) {
-  queued_bytes_ -= op.item.bytes;
+  drop_queued(op.item.bytes);
   const TierResult result = on_read(op);
   if (result == TierResult::kOk) {
     ++stats_.loaded;
@@ -274,6 +286,7 @@ void SegmentStore::on_loaded(Op& op) {
 }
 
 TierResult SegmentStore::on_read(Op& op) {
+  KVFOLIO_CHECK(op.segment->reads > 0);
   --op.segment->reads;
   const auto& job = static_cast<const LoadJob&>(*op.job);
   const bool fails = job.result != TierResult::kOk && job.result != TierResult::kBusy;

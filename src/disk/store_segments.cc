@@ -83,12 +83,14 @@ std::uint32_t SegmentStore::place(const TierKey& key, std::int64_t data_bytes) {
   if (id == RecordIndex::kNone) throw std::bad_alloc();
   ++last_sequence_;
   active_->used += record_bytes(data_bytes);
+  KVFOLIO_CHECK(active_->used + footer_bytes(active_->num_records) <= active_->bytes());
   return id;
 }
 
 void SegmentStore::choose_active() noexcept {
   if (active_ != nullptr || next_ == nullptr || next_->state != State::kReady) return;
   active_ = std::exchange(next_, nullptr);
+  KVFOLIO_CHECK(active_->file >= 0 && active_->writes == 0);
   segments_.set_state(*active_, State::kActive);
   segments_.touch(*active_);
 }
@@ -155,6 +157,7 @@ void SegmentStore::begin_walk(Segment& segment, Segment::Walk walk) {
   if (walk == Segment::Walk::kSealEntries || walk == Segment::Walk::kEraseEntries) {
     segment.entries.reserve(static_cast<std::size_t>(segment.num_records));
   }
+  KVFOLIO_CHECK(segment.walk == Segment::Walk::kNone && segment.entries.empty());
   segment.walk = walk;
   segment.walk_at = segment.first;
   segments_.touch(segment);
@@ -193,6 +196,7 @@ void SegmentStore::walk_record(Segment& segment, std::uint32_t id) {
       ++stats_.evicted;
       return index_.retire(id);
     case Segment::Walk::kForget:
+      KVFOLIO_DCHECK(!index_[id].live && !index_[id].writing);
       segment.first = segment.walk_at;
       return index_.release(id);
     case Segment::Walk::kNone:
@@ -243,6 +247,7 @@ bool SegmentStore::continue_last() {
             options_.segment_bytes)) {
     return false;
   }
+  KVFOLIO_DCHECK(next_ == nullptr && active_ == nullptr);
   const bool is_still =
       segment->walk == Segment::Walk::kNone && segment->to_erase.empty() && !segment->erasing;
   const std::int64_t more = options_.segment_bytes - segment->bytes();
@@ -273,6 +278,7 @@ bool SegmentStore::continue_last() {
 }
 
 void SegmentStore::on_continued(Segment& segment, const ContinueJob& job) {
+  KVFOLIO_CHECK(next_ == &segment);
   next_ = nullptr;
   if (!job.footer_gone) {  // nothing has changed
     segments_.set_bytes(segment, job.old_bytes);
@@ -318,6 +324,7 @@ void SegmentStore::create_next() {
 }
 
 void SegmentStore::on_created(Segment& segment, const CreateJob& job) {
+  KVFOLIO_CHECK(next_ == &segment && segment.num_records == 0);
   if (job.result == 0) {
     segment.file = job.file;
     files_.opened(segment);
@@ -370,11 +377,13 @@ bool SegmentStore::make_room() noexcept {
 void SegmentStore::begin_seal(Segment& segment) {
   std::vector<FooterEntry> entries = std::exchange(segment.entries, {});
   if (!has_record(entries)) return drain(segment);  // its writes failed, or they were erased
+  KVFOLIO_CHECK(segment.writes == 0 && segment.file >= 0);
   auto job = std::make_unique<SealJob>();
   job->place = {segment.file, segment.used, segment.direct};
   job->directory = directory_.file();
   job->epoch = segment.epoch;
   job->entries = std::move(entries);
+  KVFOLIO_CHECK(job->end() <= segment.bytes());
   Op& op = add_op(Op::Kind::kFile, std::move(job));
   op.segment = &segment;
   segments_.set_state(segment, State::kSealing);
@@ -409,6 +418,7 @@ void SegmentStore::take_footer(Segment& segment, const SealJob& job) noexcept {
 // ---- eviction ----
 
 void SegmentStore::begin_evict(Segment& segment) noexcept {
+  KVFOLIO_CHECK(evicting_ == nullptr);
   segments_.set_state(segment, State::kEvicting);
   segments_.touch(segment);
   segment.chosen = false;
@@ -451,6 +461,7 @@ bool SegmentStore::move_one(std::uint32_t id) {
 }
 
 void SegmentStore::on_moved_read(Op& op) {
+  KVFOLIO_CHECK(moves_ > 0);
   const bool right = on_read(op) == TierResult::kOk;
   const Record old = index_[op.record];
   Op* write = nullptr;
@@ -472,6 +483,7 @@ void SegmentStore::on_moved_read(Op& op) {
 }
 
 void SegmentStore::on_moved(Op& op) {
+  KVFOLIO_CHECK(moves_ > 0);
   --moves_;
   if (evicting_ != nullptr) segments_.touch(*evicting_);
   if (on_written(op) != TierResult::kOk) return;
@@ -487,6 +499,7 @@ void SegmentStore::drain(Segment& segment) noexcept {
 }
 
 void SegmentStore::begin_remove(Segment& segment) {
+  KVFOLIO_CHECK(segment.drained && segment.reads == 0 && segment.writes == 0);
   auto job = std::make_unique<RemoveJob>();
   job->directory = directory_.file();
   job->name = segment_name(segment.id.name);

@@ -25,6 +25,7 @@ bool WaitingItems::push(const TierItem& item, Deadline deadline) noexcept {
     at = static_cast<std::uint32_t>(slots_.size() - 1);
   }
   std::uint32_t& chain = chain_of(item.key);
+  KVFOLIO_DCHECK(size_ < heap_.size() && (last_ == kNone) == (size_ == 0));
   slots_[at] = {.waiting = {item, deadline},
                 .number = ++last_number_,
                 .before = last_,
@@ -38,6 +39,7 @@ bool WaitingItems::push(const TierItem& item, Deadline deadline) noexcept {
 
 WaitingItems::Waiting WaitingItems::take(std::uint32_t at) noexcept {
   Slot& slot = slots_[at];
+  KVFOLIO_CHECK(size_ > 0 && slot.in_heap < size_ && heap_[slot.in_heap] == at);
   (slot.before == kNone ? first_ : slots_[slot.before].after) = slot.after;
   (slot.after == kNone ? last_ : slots_[slot.after].before) = slot.before;
   std::uint32_t* link = &chain_of(slot.waiting.item.key);
@@ -66,6 +68,7 @@ std::optional<WaitingItems::Waiting> WaitingItems::take(const TierKey& key) noex
 }
 
 void WaitingItems::refuse_all(TierResult result) noexcept {
+  KVFOLIO_DCHECK(result != TierResult::kOk && refused_ <= last_number_);
   refused_ = last_number_;
   refusal_ = result;
 }
