@@ -48,11 +48,14 @@ class TailEraser {
     }
   }
 
+  [[nodiscard]] const std::byte* at() const noexcept { return at_; }
+
  private:
   [[nodiscard]] std::int32_t kept_of_tile(std::int32_t first) const noexcept {
     return std::clamp(tokens_ - first, 0, kGranuleTokens);
   }
   void erase(std::int64_t offset, std::int64_t bytes) noexcept {
+    KVFOLIO_DCHECK(offset >= 0 && bytes >= 0);
     std::memset(at_ + offset, 0, static_cast<std::size_t>(bytes));
   }
 
@@ -77,6 +80,7 @@ void zero_behind(const GroupSpec& group, std::int32_t tokens, std::span<std::byt
   const std::int64_t together = nhd ? group.num_kv_heads : 1;
   const std::int64_t parts = std::int64_t{group.num_layers} * (nhd ? 1 : group.num_kv_heads);
   const std::int32_t g = elements_of_granule(group.dtype);
+  KVFOLIO_DCHECK(tokens >= 0 && tokens <= group.block_size);
   TailEraser eraser(group, tokens, image.data());
   for (std::int64_t i = 0; i < parts; ++i) {
     if (group.format == Format::kGranule) {
@@ -89,6 +93,7 @@ void zero_behind(const GroupSpec& group, std::int32_t tokens, std::span<std::byt
     eraser.rows(together * scale);
     if (has_v) eraser.rows(together * scale);
   }
+  KVFOLIO_CHECK(eraser.at() == image.data() + image.size());
 }
 
 std::span<const BlockImages::Piece> BlockImages::pieces(GroupId group, BlockId block) {

@@ -70,6 +70,7 @@ Status BlockNames::check() const {
 
 // A serial that changed means another entry: other tokens, perhaps.
 const BlockNames::Memo* BlockNames::memo_of(const GroupMemos& of, BlockId block) const {
+  KVFOLIO_DCHECK(block.value() >= 0 && block.value() < std::ssize(of.memos));
   const Memo& memo = of.memos[static_cast<std::size_t>(block.value())];
   if (memo.serial == 0) return nullptr;
   return serial_of(of.group, block) == memo.serial ? &memo : nullptr;
@@ -105,6 +106,7 @@ void BlockNames::remember(GroupId group, BlockId block, std::int32_t end, const 
 }
 
 const Digest* BlockNames::known(std::span<const std::int32_t> table, std::int32_t end) const {
+  KVFOLIO_DCHECK(end >= 0 && end % identity_.unit() == 0);
   const auto logical = static_cast<std::size_t>(end / identity_.unit());
   if (logical == 0 || logical > table.size() || table[logical - 1] < 0) return nullptr;
   const Memo* memo = memo_of(memos_.front(), BlockId(table[logical - 1]));
@@ -157,6 +159,7 @@ Result<bool> BlockNames::go_back(const BlockPrefix& path, std::int64_t& left) {
 bool BlockNames::go_forward(const BlockPrefix& path, std::int64_t& left, const Visit& visit) {
   const std::int32_t unit = identity_.unit();
   const std::int32_t from = way_.at;
+  KVFOLIO_CHECK(!way_.leads_back && from <= path.num_tokens);
   const std::int64_t units = std::min<std::int64_t>(left, (path.num_tokens - from) / unit + 1);
   const auto to = static_cast<std::int32_t>(
       std::min<std::int64_t>(from + std::max<std::int64_t>(units, 0) * unit, path.num_tokens));

@@ -66,6 +66,11 @@ std::string boot_digits() {
              : std::string(kBootDigits, '0');
 }
 
+bool is_hidden_name(std::string_view name) {
+  return name.size() == kHiddenBegin.size() + kHiddenDigits && name.starts_with(kHiddenBegin) &&
+         name.find_first_not_of(kDigits, kHiddenBegin.size()) == std::string_view::npos;
+}
+
 // Differs at each call; if the system has no random bytes, it may be taken.
 std::string hidden_name() {
   std::array<unsigned char, kRandomDigits> random{};
@@ -73,12 +78,8 @@ std::string hidden_name() {
   std::string name(kHiddenBegin);
   name += boot_digits();
   for (const unsigned char byte : random) name += kDigits[byte % kDigits.size()];
+  KVFOLIO_DCHECK(is_hidden_name(name));  // else no other process would take it for one of the dead
   return name;
-}
-
-bool is_hidden_name(std::string_view name) {
-  return name.size() == kHiddenBegin.size() + kHiddenDigits && name.starts_with(kHiddenBegin) &&
-         name.find_first_not_of(kDigits, kHiddenBegin.size()) == std::string_view::npos;
 }
 
 bool is_of_this_boot(std::string_view name) {
@@ -246,6 +247,7 @@ Status FileSink::write_pieces(std::span<const std::span<const std::byte>> pieces
 }
 
 Status FileSink::take_name() {
+  KVFOLIO_DCHECK(file_ >= 0 && folder_ >= 0);
   if (!hidden_.empty()) return {};
   std::string hidden = hidden_name();
   lock(file_);  // no other process can have it: it has no name yet

@@ -6,6 +6,7 @@
 
 #include "base/masked_thread.h"
 #include "kvfolio/checked_copy.h"
+#include "kvfolio/status.h"
 
 namespace kvfolio {
 namespace {
@@ -80,6 +81,7 @@ void ChecksumThread::run(Task& task) noexcept {
 
 ChecksumThread::Seal ChecksumThread::take() {
   std::unique_lock lock(mutex_);
+  KVFOLIO_CHECK(!tasks_.empty());
   Task& task = tasks_.front();
   if (task.state == Task::State::kWaits) {
     begin(task);
@@ -96,6 +98,7 @@ ChecksumThread::Seal ChecksumThread::take() {
 }
 
 void ChecksumThread::begin(Task& task) noexcept {
+  KVFOLIO_CHECK(task.state == Task::State::kWaits && waiting_bytes_ >= task.bytes);
   task.state = Task::State::kRuns;
   waiting_bytes_ -= task.bytes;
 }
@@ -118,6 +121,7 @@ void ChecksumThread::work() noexcept {
     lock.unlock();
     run(*task);
     lock.lock();
+    KVFOLIO_DCHECK(task->state == Task::State::kRuns);
     task->state = Task::State::kDone;
     done_.notify_one();
   }

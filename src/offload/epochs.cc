@@ -45,11 +45,13 @@ bool Epochs::forget(const Digest& digest) {
     forget_all();
     return false;
   }
+  KVFOLIO_CHECK(newest_ + 1 > newest_);  // else what was forgotten would have its names again
   entries_[digest] = ++newest_;
   return true;
 }
 
 void Epochs::forget_all() noexcept {
+  KVFOLIO_CHECK(newest_ + 1 > newest_);
   base_ = ++newest_;
   entries_.clear();
 }

@@ -42,6 +42,7 @@ Status check_limits(KVCacheManager& manager, std::span<const OffloadTier> tiers)
 }
 
 Status check_tiers(std::span<const OffloadTier> tiers) {
+  static_assert(Request::kTiersMax == 8);
   if (tiers.size() > 8) return invalid(concat("offload: ", tiers.size(), " tiers, allowed: 8"));
   for (const OffloadTier& tier : tiers) {
     if (tier.tier == nullptr) return invalid("offload: a tier is null");
@@ -129,6 +130,7 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
   }
+  KVFOLIO_CHECK(largest_record_ > kRecordHeaderBytes);
   const auto num_tiers = static_cast<std::int64_t>(options.tiers.size());
   for (const OffloadTier& tier : options.tiers) {
     ports_.emplace_back(tier, options.arena_bytes / (num_tiers + 1), largest_record_,
@@ -212,6 +214,7 @@ void Offload::Impl::drop_request(Request& request) {
 }
 
 void Offload::Impl::finish(Request& request, std::int32_t cached_tokens, LoadEnd why) {
+  KVFOLIO_CHECK(cached_tokens >= 0 && cached_tokens <= request.last_token());
   if (why == LoadEnd::kTimeout) ++counters_.requests_timed_out;
   if (why == LoadEnd::kNothing && request.has_a_part) why = LoadEnd::kLoaded;
   ready_next_.push_back({request.sequence, cached_tokens, why});

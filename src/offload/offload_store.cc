@@ -98,6 +98,7 @@ bool Offload::Impl::store_unnamed() {
 
 // Returns whether bytes were copied.
 bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Name& name) {
+  KVFOLIO_DCHECK(name.end > 0 && name.end % block_size(block.group) == 0);
   const TierKey key = identity_.key(block.group, name.tokens);
   const bool was_loaded = loaded_.erase(key) > 0;
   if (const ArenaPin there = arena_->find(key)) {
@@ -130,6 +131,7 @@ bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Na
 // Makes the record of a block: from memory of the host in one pass.
 bool Offload::Impl::read_block(const FindableBlock& block, RecordInfo info,
                                std::span<std::byte> record) {
+  KVFOLIO_CHECK(std::ssize(record) == record_bytes(block.group));
   const auto payload = record.subspan(static_cast<std::size_t>(kRecordHeaderBytes));
   KVStorage& storage = *manager_.storage();
   if (storage.memory_kind() != MemoryKind::kHost) {
@@ -142,6 +144,7 @@ bool Offload::Impl::read_block(const FindableBlock& block, RecordInfo info,
   if (!runs) return false;
   copies_.clear();
   for (const KVStorage::ImageRun& run : *runs) {
+    KVFOLIO_DCHECK(run.offset >= 0 && run.offset + run.bytes <= std::ssize(payload));
     copies_.push_back({payload.data() + run.offset, run.memory, run.bytes});
   }
   info.checksum = copy_with_checksum(copies_, payload_seed(info.key));
@@ -243,6 +246,7 @@ void Offload::Impl::watch_stores() {
       Op& op = found->second;
       if (now_us_ < op.deadline_us) return;
       TierPort& late = port(op.tier);
+      KVFOLIO_CHECK(op.kind == TierOp::kStore && !op.overdue);
       op.overdue = true;
       late.became_overdue(op.kind, op.bytes);
       late.was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
@@ -253,6 +257,7 @@ void Offload::Impl::watch_stores() {
 }
 
 void Offload::Impl::on_stored(std::uint64_t tag, Op op, TierResult result) {
+  KVFOLIO_DCHECK(op.pin && std::ssize(op.pin.record()) == op.bytes);
   TierPort& by = port(op.tier);
   TierPort::Side& side = by.side(op.kind);
   if (side.probe_tag == tag) side.probe_tag = 0;

@@ -83,6 +83,8 @@ void Offload::Impl::collect() {
 // ---- asking ----
 
 void Offload::Impl::add_item(Op op, std::byte* data) {
+  const bool has_memory = op.kind == TierOp::kLoad || op.kind == TierOp::kStore;
+  KVFOLIO_CHECK(has_memory == (data != nullptr) && has_memory == (op.bytes > 0));
   op.since_us = now_us_;
   items_.push_back({.key = op.key, .data = data, .bytes = op.bytes, .tag = ++last_tag_});
   ops_.emplace(last_tag_, std::move(op));
@@ -91,10 +93,12 @@ void Offload::Impl::add_item(Op op, std::byte* data) {
 // Hands items_ over. Returns how many were accepted: the first ones. The others are forgotten.
 std::size_t Offload::Impl::submit(std::int32_t index, TierOp kind, std::uint64_t deadline_us) {
   TierPort& asked = port(index);
+  KVFOLIO_DCHECK(!items_.empty() && !asked.has_left());
   const std::size_t accepted =
       std::min(asked.tier().submit(kind, items_, {deadline_us}), items_.size());
   for (std::size_t i = accepted; i < items_.size(); ++i) ops_.erase(items_[i].tag);
   for (const TierItem& item : std::span(items_).first(accepted)) {
+    KVFOLIO_DCHECK(ops_.at(item.tag).kind == kind && ops_.at(item.tag).tier == index);
     ops_.at(item.tag).deadline_us = deadline_us;
     asked.began(kind, item.bytes);
     ++(kind == TierOp::kLoad    ? in_flight_.loads
@@ -116,9 +120,11 @@ void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
   ops_.erase(found);
   TierPort& from = port(op.tier);
   from.ended(op.kind, op.bytes, op.given_up || op.overdue);
-  --(op.kind == TierOp::kLoad    ? in_flight_.loads
-     : op.kind == TierOp::kStore ? in_flight_.stores
-                                 : in_flight_.questions);
+  auto& in_flight = op.kind == TierOp::kLoad    ? in_flight_.loads
+                    : op.kind == TierOp::kStore ? in_flight_.stores
+                                                : in_flight_.questions;
+  KVFOLIO_CHECK(in_flight > 0);
+  --in_flight;
   if (op.is_probe && op.kind != TierOp::kStore) return on_probed(done.tag, op, done.result);
   switch (op.kind) {
     case TierOp::kExists:
@@ -188,6 +194,7 @@ void Offload::Impl::probe_tiers() {
 void Offload::Impl::probe(std::int32_t index, TierOp kind) {
   TierPort& asked = port(index);
   const TierPort::Side& side = asked.side(kind);
+  KVFOLIO_CHECK(side.probe_tag == 0 && side.pauses.passed_over());
   Op op{.kind = kind, .tier = index, .key = side.probe_key, .bytes = side.probe_bytes};
   op.is_probe = true;
   std::span<std::byte> memory;
@@ -240,6 +247,7 @@ Offload::Impl::Begun Offload::Impl::start_load(Request& request, const Piece& pi
     requests_.wait_for(request, piece.key);
     return Begun::kYes;
   }
+  KVFOLIO_DCHECK(request.state == Request::State::kLoading && !arena_->contains(piece.key));
   TierPort& asked = port(index);
   const std::int64_t bytes = record_bytes(piece.group);
   if (!asked.takes(bytes) || !asked.is_read()) return Begun::kNo;

@@ -15,6 +15,7 @@ namespace kvfolio {
 
 // May end the request.
 void Offload::Impl::write_in_turn(Request& request) {
+  KVFOLIO_DCHECK(request.state >= Request::State::kReady && request.waiting == 0);
   const bool late = request.is_late(now_us_);
   if (request.state == Request::State::kReady) {
     const bool is_its_turn = requests_.writer() == nullptr;
@@ -53,6 +54,7 @@ void Offload::Impl::begin_writing(Request& request) {
     }
     return finish(request, load->end, LoadEnd::kLoaded);
   }
+  KVFOLIO_CHECK(load->begin <= load->end && load->end <= request.horizon);
   request.load = *load;
   request.good = load->end;
   request.group = -1;
@@ -83,6 +85,7 @@ void Offload::Impl::write(Request& request) {
 // A block behind one that failed is not written.
 void Offload::Impl::write_next(Request& request) {
   steps_.took(1);
+  KVFOLIO_CHECK(request.done < request.todo.size());
   const auto& [logical, block] = request.todo[request.done++];
   const GroupId group(request.group);
   const std::int32_t begin = logical * block_size(group);
@@ -143,6 +146,7 @@ bool Offload::Impl::write_block(const Piece& piece, BlockId block, const ArenaPi
   if (!runs) return false;
   copies_.clear();
   for (const KVStorage::ImageRun& run : *runs) {
+    KVFOLIO_DCHECK(run.offset >= 0 && run.offset + run.bytes <= std::ssize(payload));
     copies_.push_back({run.memory, payload.data() + run.offset, run.bytes});
   }
   return copy_with_checksum(copies_, payload_seed(piece.key)) == seen.checksum ||
@@ -160,7 +164,7 @@ void Offload::Impl::end_writing(Request& request) {
   const std::int32_t unit = identity_.unit();
   const std::int32_t good = whole ? request.good : request.good / unit * unit;
   const auto stood = manager_.finish_load(request.load.id, std::max(good - request.load.begin, 0));
-  KVFOLIO_CHECK(stood.has_value());
+  KVFOLIO_CHECK(stood.has_value() && *stood <= std::max(good - request.load.begin, 0));
   counters_.tokens_loaded += static_cast<std::uint64_t>(*stood);
   LoadEnd why = request.why;
   if (why == LoadEnd::kNothing) {

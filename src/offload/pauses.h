@@ -28,6 +28,7 @@ class Pauses {
     ++rounds_;
     if (rounds_ < kRounds) return false;
     rounds_ = kRounds;
+    KVFOLIO_DCHECK(since_us <= now_us);
     pause_.begin(now_us, kLimits);
     return true;
   }

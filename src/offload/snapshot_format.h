@@ -33,6 +33,7 @@
 #include "base/little_endian.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/spec.h"
+#include "kvfolio/status.h"
 
 namespace kvfolio::snapshot {
 
@@ -77,6 +78,7 @@ struct SectionHeader {
 };
 
 inline void write_header(const SectionHeader& header, std::span<std::byte, kHeaderBytes> out) {
+  KVFOLIO_CHECK(header.place % kAlignment == 0 && header.body_bytes >= 0);
   std::memset(out.data(), 0, out.size());
   LittleEndianWriter to(out);
   to.put(kMagic);

@@ -54,6 +54,7 @@ class SnapshotOutput {
  private:
   static constexpr std::size_t kAtOnce = 1 << 20;
   static constexpr std::size_t kPage = 4096;
+  static_assert(kAtOnce % kPage == 0);
 
   // Writes so many of the bytes that were gathered; the others move to the front of the buffer.
   Status write(std::size_t bytes);
@@ -69,6 +70,7 @@ class SnapshotOutput {
 };
 
 inline Status SnapshotOutput::write(std::size_t bytes) {
+  KVFOLIO_CHECK(bytes <= gathered_);
   std::size_t kept = gathered_ - bytes;
   rest_.resize(kept);
   while (kept > 0) {
@@ -93,6 +95,7 @@ inline Status SnapshotOutput::write(std::size_t bytes) {
 
 // Requires: what was gathered is in the buffer, from its beginning on.
 inline void SnapshotOutput::grow(std::size_t bytes) {
+  KVFOLIO_CHECK(gathered_ == used_ && bytes > buffer_.size());
   buffer_.resize(bytes);
   pieces_.clear();
   gathered_ = 0;

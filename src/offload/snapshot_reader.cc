@@ -49,6 +49,7 @@ std::string take_text(LittleEndianReader& from) {
 }  // namespace
 
 std::span<const std::byte> SnapshotReader::peek(std::int64_t place, std::size_t size) {
+  KVFOLIO_DCHECK(place >= 0 && size <= kWindow);
   const std::int64_t end = std::min(place + static_cast<std::int64_t>(size), source_.size());
   const auto window_end = window_place_ + static_cast<std::int64_t>(window_.size());
   if (place < window_place_ || end > window_end) {
@@ -89,6 +90,7 @@ std::optional<std::span<const std::byte>> SnapshotReader::body_of(const SectionH
 bool SnapshotReader::take_memory(std::size_t bytes) {
   if (static_cast<std::int64_t>(bytes) > limits_.memory_bytes - memory_) return false;
   memory_ += static_cast<std::int64_t>(bytes);
+  KVFOLIO_CHECK(memory_ <= limits_.memory_bytes);
   return true;
 }
 
@@ -416,7 +418,10 @@ std::vector<std::uint32_t> SnapshotReader::leaves() const {
 
 SnapshotReader::Path SnapshotReader::path_to(std::uint32_t node) const {
   std::vector<std::uint32_t> way;
-  for (; node != kNoNode; node = nodes_[node].before) way.push_back(node);
+  for (; node != kNoNode; node = nodes_[node].before) {
+    KVFOLIO_CHECK(node < nodes_.size() && nodes_[node].known);
+    way.push_back(node);
+  }
   std::reverse(way.begin(), way.end());
   Path path;
   for (const std::uint32_t at : way) {

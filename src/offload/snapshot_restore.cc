@@ -141,6 +141,7 @@ Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, co
   const auto load = manager_.begin_load(sequence, tokens, reach->end);
   if (!load) return load.error().code() == ErrorCode::kNoBlocks ? Result(cached) : load.error();
   if (!load->id.valid()) return load->end;
+  KVFOLIO_CHECK(load->end <= limit && checksums_.pending() == 0);
   std::int32_t good = load->end;
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const auto end = write(*load, GroupId(g), path, length);
@@ -166,10 +167,12 @@ Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path
                  2);
   const auto count = manager_.blocks_to_load(load.id, group, blocks_);
   if (!count) return count.error();
+  KVFOLIO_CHECK(static_cast<std::size_t>(*count) <= blocks_.size());
   expected_.clear();
   std::size_t checked = 0;
   auto good = static_cast<std::size_t>(*count);  // no block from here on is
   const auto check = [&] {
+    KVFOLIO_CHECK(checked < expected_.size());
     const ChecksumThread::Seal seen = checksums_.take();
     const ChecksumThread::Seal& right = expected_[checked];
     if (!seen.made || seen.checksum != right.checksum || !same_mac(seen.mac, right.mac)) {

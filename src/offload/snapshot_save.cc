@@ -191,6 +191,7 @@ std::uint32_t Saver::root_number(const RootKey& root) {
 // ---- nodes ----
 
 void Saver::add_node(const BlockNames::Step& step) {
+  KVFOLIO_DCHECK(!step.tokens.empty() && std::ssize(step.tokens) <= identity_.unit());
   const auto number = static_cast<std::uint32_t>(nodes_.size());
   if (!nodes_.try_emplace(step.after, number).second) return;
   const bool goes_on = run_.nodes > 0 && run_.last == step.before &&
@@ -218,6 +219,7 @@ void Saver::add_node(const BlockNames::Step& step) {
 
 void Saver::flush_run() {
   if (run_.nodes == 0) return;
+  KVFOLIO_CHECK(run_.nodes <= snapshot::kNodesMax && run_.tokens.size() >= run_.nodes);
   Body body;
   body.put(run_.root).put(run_.begin);
   body.put(static_cast<std::uint32_t>(run_.tokens.size()));
@@ -227,6 +229,7 @@ void Saver::flush_run() {
     body.put(span.begin).put(span.end).put(std::span<const std::byte>(span.content_id));
     body.put(static_cast<std::uint8_t>(span.attends_to_itself ? 1 : 0));
   }
+  KVFOLIO_CHECK(std::ssize(body.bytes()) <= snapshot::kBodyMax);  // more is read by none
   note(write_section(Type::kTokens, run_.first, run_.before, body.bytes()));
   run_ = {};
 }
@@ -440,6 +443,7 @@ Status Saver::write_pieces(const Item& item, RecordInfo info,
   info.key_id = record_keys_.id();
   info.mac = seal.mac;
   bytes_added_ -= info.payload_bytes;
+  KVFOLIO_CHECK(bytes_added_ >= 0);
   write_headers(item, info, place, headers->first<kRecordAt>());
   for (const BlockImages::Piece piece : pieces) output_.add(piece);
   const auto padding = output_.next(padding_of(info));

@@ -16,6 +16,7 @@ TierPort::TierPort(const OffloadTier& options, std::int64_t share, std::int64_t 
       alignment_(alignment) {
   largest_slot_ = slot(largest_record);
   share_ = std::max(share, 2 * largest_slot_);
+  KVFOLIO_CHECK(largest_slot_ > 0 && largest_slot_ % alignment_ == 0);
 }
 
 bool TierPort::is_stuck() const noexcept {
@@ -33,6 +34,7 @@ void TierPort::count() noexcept {
 void TierPort::leave() noexcept {
   left_ = true;
   usable_ = false;
+  KVFOLIO_DCHECK(in_flight_.num >= in_flight_.num_overdue);
   in_flight_ = {};
   for (Side* side : {&questions_, &loads_, &stores_}) side->probe_tag = 0;
   drop_all();
@@ -59,12 +61,14 @@ void TierPort::InFlight::add(TierOp kind, std::int64_t bytes, bool is_overdue,
     num_questions += sign;
   }
   if (is_overdue) add_overdue(kind, bytes, sign);
+  KVFOLIO_CHECK(num >= 0 && load_bytes >= 0 && store_bytes >= 0 && num_questions >= 0);
 }
 
 void TierPort::InFlight::add_overdue(TierOp kind, std::int64_t bytes, std::int64_t sign) noexcept {
   num_overdue += sign;
   if (kind == TierOp::kLoad) overdue_load_bytes += sign * bytes;
   if (kind == TierOp::kStore) overdue_store_bytes += sign * bytes;
+  KVFOLIO_CHECK(num_overdue >= 0 && overdue_load_bytes >= 0 && overdue_store_bytes >= 0);
 }
 
 // ---- loads ----
@@ -78,6 +82,7 @@ TierPort::Room TierPort::room_for_load(std::int64_t bytes) noexcept {
   while (fits_alone && held_bytes() + slot(bytes) > share_ && num_pinned_ > 0) {
     ArenaPin& last = first_[--num_pinned_].pin;
     pinned_bytes_ -= slot(last);
+    KVFOLIO_DCHECK(pinned_bytes_ >= 0);
     last.release();
   }
   const auto fits = [&](std::int64_t held, std::int64_t loads) {
@@ -114,6 +119,7 @@ bool TierPort::refused(std::uint64_t now_us) noexcept {
 
 // False: there is no room for it. One that is gone has room until its turn.
 bool TierPort::pin(Waiting& one, HostArena& arena) {
+  KVFOLIO_DCHECK(!one.pin && !one.is_again);
   one.pin = arena.hold(one.key);
   one.is_gone = !one.pin;
   if (held_bytes() + slot(one.pin) > share_) {
@@ -134,6 +140,7 @@ bool TierPort::wait(const TierKey& key, HostArena& arena) {
 
 bool TierPort::wait_again(Waiting one, std::uint64_t now_us) {
   if (one.tries > kTriesMax || again_.size() >= kWaitingMax) return false;
+  KVFOLIO_CHECK(one.pin);
   one.is_again = true;
   again_bytes_ += slot(one.pin);
   const std::uint64_t pause_us = kAgainUs << one.tries;
@@ -148,12 +155,14 @@ const TierPort::Waiting* TierPort::next(std::uint64_t now_us) const noexcept {
 }
 
 void TierPort::pop(std::uint64_t now_us) noexcept {
+  KVFOLIO_CHECK(next(now_us) != nullptr);
   if (again_is_due(now_us)) {
     again_bytes_ -= slot(again_.begin()->second.pin);
     again_.erase(again_.begin());
     return;
   }
   pinned_bytes_ -= slot(first_.front().pin);
+  KVFOLIO_DCHECK(pinned_bytes_ >= 0);
   num_pinned_ -= num_pinned_ > 0 ? 1 : 0;
   first_.pop_front();
 }
