@@ -100,6 +100,7 @@ std::int32_t SpanArena::take(int order) noexcept {
   if (usable == 0) return cut(order);
   int have = std::countr_zero(usable);
   const std::int32_t granule = heads_[static_cast<std::size_t>(have)];
+  KVFOLIO_DCHECK(granule != kEnd && free_order_[granule] == have + 1);
   unlink(granule, have);
   while (have > order) {
     --have;
@@ -125,7 +126,9 @@ std::int32_t SpanArena::cut(int order) noexcept {
 }
 
 void SpanArena::give(std::int32_t granule, int order) noexcept {
+  KVFOLIO_DCHECK(free_order_[granule] == 0 && granule % (std::int32_t{1} << order) == 0);
   free_granules_ += std::int64_t{1} << order;
+  KVFOLIO_DCHECK(free_granules_ <= num_granules_);
   while (order < kMaxOrder) {
     const std::int32_t buddy = granule ^ (std::int32_t{1} << order);
     if (buddy >= num_cut_ || free_order_[buddy] != order + 1) break;

@@ -59,6 +59,7 @@ Status FileLog::write(std::span<const std::byte> bytes) {
     const ssize_t n = ::write(file_, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return failed(path_, "cannot write");
+    KVFOLIO_DCHECK(static_cast<std::size_t>(n) <= bytes.size());
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
   return {};

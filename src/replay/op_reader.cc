@@ -96,6 +96,7 @@ bool OpDecoder::fill() {
 }
 
 bool OpDecoder::take(std::int64_t bytes) {
+  KVFOLIO_CHECK(at_ == filled_ && bytes > 0 && bytes <= size_ - position_);
   filled_ = static_cast<std::size_t>(bytes);
   at_ = 0;
   buffer_.resize(filled_);
@@ -107,6 +108,7 @@ bool OpDecoder::take(std::int64_t bytes) {
 }
 
 bool OpDecoder::fill_piece() {
+  KVFOLIO_DCHECK(at_ == filled_ && !stopped());
   const std::int64_t begin = position_;
   const auto all_there = [&](std::int64_t bytes) {
     if (bytes <= size_ - position_) return true;
@@ -134,6 +136,7 @@ bool OpDecoder::fill_piece() {
 }
 
 std::uint64_t OpDecoder::word(std::size_t size) {
+  KVFOLIO_DCHECK(size > 0 && size <= sizeof(std::uint64_t));
   std::uint64_t value = 0;
   for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{byte()} << (8 * i);
   return value;
@@ -209,6 +212,7 @@ Status OpDecoder::read_header(OpLogHeader& header) {
   Status damaged(ErrorCode::kCorrupt, "operation log: its header is damaged");
   if (size > kMostHeaderBytes || size + 4 > left()) return damaged;
   // The whole header is in the first buffer.
+  KVFOLIO_CHECK(at_ + static_cast<std::size_t>(size) <= filled_);
   const std::size_t hashed_from = is_bare_ ? at_ : 0;
   const std::uint32_t hash = op_piece::hash_of(
       std::span(buffer_).subspan(hashed_from, at_ + static_cast<std::size_t>(size) - hashed_from));
@@ -238,6 +242,7 @@ Status OpDecoder::read_header(OpLogHeader& header) {
 
 bool OpDecoder::begin_call(Op& op) {
   if (end_.ended || stopped()) return false;
+  KVFOLIO_DCHECK(position_ <= size_);
   texts_.clear();
   count_ = 0;
   const std::uint8_t code = byte();

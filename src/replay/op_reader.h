@@ -73,7 +73,10 @@ class OpDecoder : public OpArchive<OpDecoder> {
   // kCorrupt, kUnsupported or what the source says.
   Status read_header(OpLogHeader& header);
   // Room for the blocks that calls hand out; without it they hand out none.
-  void set_most_blocks(std::int64_t most) noexcept { most_blocks_ = most; }
+  void set_most_blocks(std::int64_t most) noexcept {
+    KVFOLIO_CHECK(most >= 0);
+    most_blocks_ = most;
+  }
 
   // visit(op, function, arguments, answer) for the next call; `answer` is null if the log ends with
   // its arguments. False: there is none; status() says whether all is well, and end() how it ended.
@@ -139,6 +142,7 @@ class OpDecoder : public OpArchive<OpDecoder> {
   [[nodiscard]] bool fill_piece();
   std::uint8_t byte() {
     if (at_ == filled_ && !fill()) return 0;
+    KVFOLIO_DCHECK(at_ < filled_ && filled_ <= buffer_.size());
     return std::to_integer<std::uint8_t>(buffer_[at_++]);
   }
   std::uint64_t word(std::size_t size);

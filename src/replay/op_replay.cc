@@ -93,6 +93,7 @@ class Replayer {
       return;
     }
     if (answer == *recorded) return;
+    KVFOLIO_DCHECK(!replay_.difference && replay_.broken.ok());
     stop_ = true;
     // What looks alike in words differs in the rest.
     const bool alike =

@@ -68,6 +68,7 @@ void for_each_box(const KVView& view, std::int32_t begin, std::int32_t count, Vi
     const std::int32_t block = (begin + done) / view.block_size;
     const std::int32_t offset = begin + done - block * view.block_size;
     const std::int32_t run = std::min(view.block_size - offset, count - done);
+    KVFOLIO_DCHECK(run > 0 && block >= 0 && block < view.num_blocks);
     visit(kernels::RowBox{.block = block,
                           .head = 0,
                           .offset = offset,
@@ -83,6 +84,7 @@ template <typename View, typename Byte>
 View rows_at(Byte* data, std::int64_t num_rows, std::int32_t num_heads, std::int32_t head_dim,
              DType dtype) {
   if (num_rows == 0) return {};
+  KVFOLIO_DCHECK(num_rows <= kMaxSequenceTokens && dtype_bytes(dtype) > 0);
   const std::int64_t head_stride = std::int64_t{head_dim} * dtype_bytes(dtype);
   return {data,        head_stride * num_heads,
           head_stride, static_cast<std::int32_t>(num_rows),
@@ -113,6 +115,7 @@ TokenStore::TokenStore(KVStorage storage, const TokenStoreOptions& options,
   k_ = rows(view_.k, view_.k_strides, options.head_dim_k, "k");
   v_ = rows(view_.v, view_.v_strides, options.head_dim_v, "v");
   const auto block_size = static_cast<std::uint32_t>(options.block_size);
+  KVFOLIO_CHECK(k_.base != nullptr && k_.block_gap >= 0 && v_.block_gap >= 0);
   shift_ = std::has_single_bit(block_size) ? std::countr_zero(block_size) : -1;
 }
 
@@ -272,6 +275,7 @@ Status TokenStore::append_slowly(const ConstElements& k, const ConstElements& v)
 
 void TokenStore::copy_in(const ConstRowsView& k, const ConstRowsView& v) noexcept {
   const std::int32_t num_tokens = k.num_tokens;
+  KVFOLIO_CHECK(num_tokens >= 0 && num_tokens <= max_tokens_ - size_);
   const double bytes = static_cast<double>(k_.row_bytes + v_.row_bytes) * num_tokens;
   const Stores stores = kernels::stores_for(bytes, kernels::kAppendPastCaches);
   const auto write_rows = [&](const kernels::Plane& plane, const ConstRowsView& rows) {
@@ -338,6 +342,8 @@ Status TokenStore::read_slowly(std::int64_t i, const Elements& k, const Elements
 }
 
 void TokenStore::copy_out(std::int32_t begin, const RowsView& k, const RowsView& v) const noexcept {
+  KVFOLIO_CHECK(k.data == nullptr || k.num_tokens <= size_ - begin);
+  KVFOLIO_CHECK(v.data == nullptr || v.num_tokens <= size_ - begin);
   const auto bytes_of = [&](const RowsView& rows) {
     return rows.data == nullptr ? 0.0
                                 : static_cast<double>(rows.num_tokens) * rows.num_heads *

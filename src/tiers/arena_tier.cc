@@ -33,6 +33,7 @@ TierLimits ArenaTier::limits() const noexcept {
 std::size_t ArenaTier::submit(TierOp op, std::span<const TierItem> items,
                               Deadline deadline) noexcept {
   if (closed_) return 0;
+  KVFOLIO_CHECK(count_ <= kQueue && first_ < kQueue);
   const std::size_t n = std::min(items.size(), kQueue - count_);
   for (std::size_t i = 0; i < n; ++i) {
     waiting_[(first_ + count_++) % kQueue] = {op, items[i], deadline.at_us};
@@ -88,6 +89,7 @@ TierResult ArenaTier::store(const TierItem& item) noexcept {
   const std::optional<ArenaSlot> slot = arena.reserve(item.key, item.bytes);
   if (!slot) return TierResult::kBusy;
   const std::span<std::byte> record = arena.fill(*slot);
+  KVFOLIO_CHECK(std::ssize(record) == item.bytes);
   std::memcpy(record.data(), item.data, record.size());
   arena.seal(*slot);
   arena.publish(*slot);

@@ -36,6 +36,7 @@ constexpr std::array<std::uint32_t, 256> make_table() noexcept {
   return table;
 }
 constexpr std::array<std::uint32_t, 256> kTable = make_table();
+static_assert(kTable[1] == 0xf26b8303u && kTable[128] == kPolynomial);  // Castagnoli
 
 std::uint32_t by_table(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
   for (const std::byte byte : bytes) {

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kvfolio/status.h"
+
 namespace kvfolio {
 
 class GrowingPause {
@@ -18,6 +20,7 @@ class GrowingPause {
   };
 
   void begin(std::uint64_t now_us, Limits limits) noexcept {
+    KVFOLIO_DCHECK(0 < limits.shortest_us && limits.shortest_us <= limits.longest_us);
     length_us_ = std::clamp(2 * length_us_, limits.shortest_us, limits.longest_us);
     until_us_ = now_us + std::min(length_us_, ~now_us);
   }

@@ -131,6 +131,7 @@ void HostArena::Impl::unlink_slab(std::int32_t slab, std::int32_t& head) noexcep
 }
 
 void HostArena::Impl::give_slab(std::int32_t slab, std::int32_t size) noexcept {
+  KVFOLIO_CHECK(slabs_[slab].size == kNone && size >= 0 && size < std::ssize(sizes_));
   unlink_slab(slab, free_slab_);
   slabs_[slab] = {.size = size,
                   .used = 0,
@@ -199,6 +200,7 @@ std::int32_t HostArena::Impl::take_slot(std::int32_t which) noexcept {
   } else {
     slot = index * slots_per_slab_ + slab.fresh++;
   }
+  KVFOLIO_DCHECK(at(slot).state == State::kFree && slab.size == which);
   ++slab.used;
   ++slab.busy;
   if (!has_free(slab)) unlink_slab(index, size.first_slab);
@@ -208,6 +210,7 @@ std::int32_t HostArena::Impl::take_slot(std::int32_t which) noexcept {
 void HostArena::Impl::free_slot(std::int32_t slot) noexcept {
   const std::int32_t index = slot / slots_per_slab_;
   Slab& slab = slabs_[index];
+  KVFOLIO_DCHECK(slab.used > 0 && at(slot).pins == 0);
   Size& size = size_of(slab);
   if (!has_free(slab)) link_slab(index, size.first_slab);
   at(slot).state = State::kFree;

@@ -25,6 +25,8 @@ using MacContext = std::unique_ptr<EVP_MAC_CTX, decltype(&EVP_MAC_CTX_free)>;
 
 // What the MAC covers of a header: all before the seal, and the owner behind it.
 constexpr std::size_t kSealAt = 148, kOwnerAt = 180, kOwnerBytes = 8;
+static_assert(kOwnerAt - kSealAt == sizeof(Digest) &&
+              kOwnerAt + kOwnerBytes + sizeof(std::uint32_t) == kRecordHeaderBytes);
 
 const unsigned char* chars(std::span<const std::byte> bytes) noexcept {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): the bytes that libcrypto takes
