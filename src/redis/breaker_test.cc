@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "redis/node.h"
-
 namespace kvfolio::redis {
 namespace {
 
@@ -54,19 +52,6 @@ TEST(Breaker, ANodeThatRefusesOpensItAtOnce) {
   EXPECT_TRUE(breaker.is_open());
   EXPECT_FALSE(breaker.may_try(7));
   EXPECT_TRUE(breaker.check(kPauses));
-}
-
-// ---- Lane, Node ----
-
-TEST(Node, TheCheckSeesALaneOfAnotherNodeAndADescriptorThatIsClosed) {
-  Node node, other;
-  for (Lane& lane : node.lanes) lane.node = &node;
-  EXPECT_EQ(node.broken_rule(kPauses), nullptr);
-  node.lanes[kStores].node = &other;
-  EXPECT_STREQ(node.broken_rule(kPauses), "a lane is of another node");
-  node.lanes[kStores].node = &node;
-  node.lanes[kLoads].interest = 1;
-  EXPECT_STREQ(node.broken_rule(kPauses), "a descriptor that is closed is waited for");
 }
 
 }  // namespace

@@ -206,16 +206,8 @@ Status RedisTier::check_invariants() const { return impl_->check_invariants(); }
 
 RedisTier::Impl::Impl(Settings settings, const std::vector<redis::Seed>& seeds, int epoll_fd,
                       int wake_fd)
-    : settings_(std::move(settings)),
-      epoll_fd_(epoll_fd),
-      wake_fd_(wake_fd),
-      owners_(redis::kNumSlots, nullptr) {
-  for (const redis::Seed& seed : seeds) {
-    Node* node = find_or_add(seed.host, seed.port);
-    KVFOLIO_CHECK(node != nullptr);  // there is room for more than all seeds
-    node->addresses = seed.addresses;
-    node->is_seed = true;
-  }
+    : settings_(std::move(settings)), epoll_fd_(epoll_fd), wake_fd_(wake_fd) {
+  for (const redis::Seed& seed : seeds) nodes_.add_seed(seed.host, seed.port, seed.addresses);
 }
 
 // In a child of fork(), too, this closes descriptors and frees memory, and says nothing to anyone.
@@ -266,7 +258,6 @@ std::size_t RedisTier::Impl::poll(std::uint64_t now_us, std::span<TierDone> done
 void RedisTier::Impl::end_connections() {
   end_all(TierResult::kClosed);
   KVFOLIO_CHECK(unrouted_.empty());
-  std::fill(owners_.begin(), owners_.end(), nullptr);
   nodes_.clear();
   closing_ = closed_ = true;
 }
@@ -306,9 +297,8 @@ void RedisTier::Impl::end_all(TierResult result) {
 void RedisTier::Impl::route(Id id) {
   Item& item = items_.at(id);
   KVFOLIO_CHECK(item.lane == nullptr && item.waits_in == nullptr);
-  KVFOLIO_DCHECK(item.slot >= 0 && item.slot < redis::kNumSlots);
-  Node* node = item.ask != nullptr ? item.ask : owners_[static_cast<std::size_t>(item.slot)];
-  if (node == nullptr && !map_known_) {
+  Node* node = item.ask != nullptr ? item.ask : nodes_.owner(item.slot);
+  if (node == nullptr && !nodes_.has_map()) {
     items_.enqueue(unrouted_, id);
     return;
   }
@@ -316,7 +306,7 @@ void RedisTier::Impl::route(Id id) {
                    ? nullptr
                    : &node->lanes[item.op == TierOp::kStore ? redis::kStores : redis::kLoads];
   if (lane == nullptr || lane->is_open()) {
-    want_map_ = true;
+    nodes_.want_map();
     finish(id, TierResult::kUnavailable);
     return;
   }
@@ -346,7 +336,7 @@ std::size_t RedisTier::Impl::hand_over(std::span<TierDone> done) {
 void RedisTier::Impl::wake() {
   if (!is_ours()) return;
   const bool wanted =
-      items_.has_done() || std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
+      items_.has_done() || std::any_of(nodes_.all().begin(), nodes_.all().end(), [](auto& node) {
         return node->lanes[0].connection.has_more() || node->lanes[1].connection.has_more();
       });
   if (wanted == awake_) return;
@@ -357,7 +347,7 @@ void RedisTier::Impl::wake() {
 }
 
 bool RedisTier::Impl::ready() const noexcept {
-  return map_known_ && std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
+  return nodes_.has_map() && std::any_of(nodes_.all().begin(), nodes_.all().end(), [](auto& node) {
            return node->lanes[redis::kLoads].is_ready();
          });
 }
@@ -369,9 +359,9 @@ TierHealth RedisTier::Impl::health() const noexcept {
 }
 
 bool RedisTier::Impl::usable() const noexcept {
-  return !closing_ && is_ours() && std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
-    return !node->lanes[redis::kLoads].is_open();
-  });
+  return !closing_ && is_ours() &&
+         std::any_of(nodes_.all().begin(), nodes_.all().end(),
+                     [](auto& node) { return !node->lanes[redis::kLoads].is_open(); });
 }
 
 std::string RedisTier::Impl::key_of(const TierKey& key) const {
@@ -386,30 +376,29 @@ std::string RedisTier::Impl::key_of(const TierKey& key) const {
 
 std::vector<RedisNode> RedisTier::Impl::nodes() const {
   std::vector<RedisNode> nodes;
-  for (const auto& node : nodes_) {
+  for (const auto& node : nodes_.all()) {
     const Lane& loads = node->lanes[redis::kLoads];
-    nodes.push_back(
-        {.address = text::concat(printable(node->host), ":", node->port),
-         .slots = static_cast<std::int32_t>(std::count(owners_.begin(), owners_.end(), node.get())),
-         .connected = loads.is_ready() && !loads.is_open(),
-         .left_alone = loads.is_open(),
-         .stores_alone = node->lanes[redis::kStores].is_open(),
-         .refuses = node->refuses,
-         .error = printable(std::string(without(settings_.password, node->trouble)))});
+    nodes.push_back({.address = text::concat(printable(node->host), ":", node->port),
+                     .slots = nodes_.num_slots(*node),
+                     .connected = loads.is_ready() && !loads.is_open(),
+                     .left_alone = loads.is_open(),
+                     .stores_alone = node->lanes[redis::kStores].is_open(),
+                     .refuses = node->refuses,
+                     .error = printable(std::string(without(settings_.password, node->trouble)))});
   }
   return nodes;
 }
 
-// An item waits in a queue, is in flight or was put off, and every node that is named is there.
+// An item waits in a queue, is in flight or was put off, and the node that it is for is there.
 Status RedisTier::Impl::check_invariants() const {
   const auto broken = [](const char* rule) {
     return Status(ErrorCode::kAborted, text::concat("redis tier: ", rule));
   };
   std::vector<const Items::Queue*> queues = {&unrouted_};
+  if (const char* rule = nodes_.broken_rule(pauses()); rule != nullptr) return broken(rule);
   std::set<const Node*> nodes = {nullptr};
   std::size_t in_flight = 0;
-  for (const auto& node : nodes_) {
-    if (const char* rule = node->broken_rule(pauses()); rule != nullptr) return broken(rule);
+  for (const auto& node : nodes_.all()) {
     nodes.insert(node.get());
     for (const Lane& lane : node->lanes) {
       queues.push_back(&lane.queue);
@@ -431,9 +420,6 @@ Status RedisTier::Impl::check_invariants() const {
     if (!nodes.contains(item.ask)) return broken("an item is for a node that is gone");
   }
   if (in_flight != 0) return broken("an item is in flight without its question");
-  for (const Node* owner : owners_) {
-    if (!nodes.contains(owner)) return broken("a slot is of a node that is gone");
-  }
   return items_.check(queues);
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The inside of RedisTier. redis_tier.cc takes items in and hands results out; nodes.cc keeps
-// connections and the map of slots; replies.cc says what a reply means for an item.
+// The inside of RedisTier. redis_tier.cc takes items in and hands results out; lanes.cc keeps
+// connections; replies.cc says what a reply means for an item. Which servers there are, and whose
+// the slots are, is in nodes.h.
 //
 // The life of an item: it waits for the map, or in the queue of its node; it is in flight on a
 // connection; a redirection or a lost connection brings it back to a queue, kSendsMax times at
@@ -21,8 +22,7 @@
 #include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 #include "redis/items.h"
-#include "redis/node.h"
-#include "redis/slot_map.h"
+#include "redis/nodes.h"
 #include "tiers/process.h"
 
 namespace kvfolio {
@@ -90,8 +90,7 @@ class RedisTier::Impl {
   void wake();
   [[nodiscard]] std::string key_of(const TierKey& key) const;
 
-  // ---- nodes.cc ----
-  void leave_near_addresses(Node& node) const;
+  // ---- lanes.cc ----
   void listen();
   void visit(Lane& lane);
   void tend();
@@ -117,10 +116,7 @@ class RedisTier::Impl {
   void set_interest(Lane& lane);
   void ask_for_map();
   void on_map(Lane& asked, const redis::Reply& reply);
-  void take_map(Node& asked, const std::vector<redis::SlotRange>& ranges);
   void route_again();
-  void drop_strangers();
-  Node* find_or_add(const std::string& host, std::uint16_t port);
 
   // ---- replies.cc ----
   // False: the reply does not fit the question.
@@ -136,17 +132,7 @@ class RedisTier::Impl {
   Settings settings_;
   int epoll_fd_ = -1, wake_fd_ = -1;
   bool awake_ = false;  // wake_fd_ is readable
-  std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<Node*> owners_;  // by slot; null: no node has it
-  bool map_known_ = false;
-  bool is_cluster_ = true;
-  bool want_map_ = true;
-  std::uint64_t map_us_ = 0;  // when it came
-  std::uint64_t map_asked_us_ = 0;
-  std::size_t next_map_node_ = 0;
-  std::size_t last_tended_ = 0;
-  std::uint64_t strangers_us_ = 0;  // when they were looked for
-
+  redis::Nodes nodes_;
   Items items_;
   Items::Queue unrouted_;  // they wait for the first map
   std::multimap<std::uint64_t, Id> later_;

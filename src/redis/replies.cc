@@ -50,7 +50,7 @@ bool RedisTier::Impl::on_ping(Lane& lane, const Reply& reply) {
     lane.connection.set_ready();
     // Greeted, and not proved yet: the next failure opens the breaker again.
     lane.breaker.greeted();
-    if (!map_known_) want_map_ = true;
+    if (!nodes_.has_map()) nodes_.want_map();
     return true;
   }
   if (reply.kind != Reply::Kind::kError) return false;
@@ -116,10 +116,10 @@ bool RedisTier::Impl::on_error(Lane& lane, Id id, std::string_view text) {
   }
   lane.node->trouble = text;
   if (word == "READONLY") {
-    want_map_ = true;
+    nodes_.want_map();
     retry_later(id, kReadOnlyUs);
   } else if (word == "CLUSTERDOWN" || word == "MASTERDOWN" || word == "LOADING") {
-    want_map_ = true;
+    nodes_.want_map();
     finish(id, TierResult::kUnavailable);
   } else if (word == "WRONGTYPE") {
     finish(id, TierResult::kCorrupt);  // something else lies under the key
@@ -143,7 +143,7 @@ bool RedisTier::Impl::on_redirect(Lane& lane, Id id, std::string_view text) {
   const std::size_t space = text.rfind(' ');
   Node* node = nullptr;
   if (space != std::string_view::npos && redis::split_address(text.substr(space + 1), host, port)) {
-    node = find_or_add(host.empty() ? lane.node->host : host, port);
+    node = nodes_.find_or_add(host.empty() ? lane.node->host : host, port);
   }
   if (node == nullptr) {
     finish(id, TierResult::kUnavailable);
@@ -153,9 +153,7 @@ bool RedisTier::Impl::on_redirect(Lane& lane, Id id, std::string_view text) {
   if (is_ask) {
     item.ask = node;
   } else {
-    KVFOLIO_DCHECK(item.slot >= 0 && item.slot < redis::kNumSlots);
-    owners_[static_cast<std::size_t>(item.slot)] = node;
-    want_map_ = true;
+    nodes_.slot_moved(item.slot, *node);
   }
   retry(id);
   return true;
