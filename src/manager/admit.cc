@@ -49,7 +49,7 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
     const std::int32_t row = row_in(demands[i].sequence.value());
     const Sequence& s = rows_[row];
     const std::int32_t end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
-    return demand(row, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
+    return append_rules_.demand(row, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
   };
   // Sequences that share a tail claim it one after the other: play that, and take it back.
   std::int64_t needed = 0;
@@ -59,7 +59,7 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
     const std::int64_t count = demands[i].num_tokens;
     const std::int32_t begin = s.length + (s.replay && count > 0 ? 1 : 0);
     const Demand needs = demand_of(i);
-    needed += needs.blocks - from_ready(row, g, needs);
+    needed += needs.blocks - append_rules_.from_ready(row, g, needs);
     scratch_[i] = BlockId().value();
     if (s.length + count > begin && group(g).size.offset_of(begin) != 0 && !needs.new_tail) {
       const BlockId tail = table(row, g).at(arena(), block_of(g, begin));
@@ -111,9 +111,9 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
   for (std::size_t i = 0; i < demands.size(); ++i) {
     if (answer.ok()) {
       SequenceDetails& d = m.details(m.row_in(demands[i].sequence.value()));
-      if (d.reuse_step != m.next_appends_in()) d.reuse = 0;
+      if (d.reuse_step != m.append_rules_.next_step()) d.reuse = 0;
       d.reuse |= static_cast<std::uint16_t>(reused[i]);
-      d.reuse_step = m.next_appends_in();
+      d.reuse_step = m.append_rules_.next_step();
     }
     reused[i] = 0;
   }
@@ -214,23 +214,6 @@ Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan,
   return s;
 }
 
-// As demand() of the sequence that open() makes.
-KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t g, BlockId tail,
-                                                          std::int32_t write_begin,
-                                                          std::int32_t end) const noexcept {
-  Demand needs{0, false, false, false, 0};
-  if (end == write_begin) return needs;
-  needs.blocks = blocks_for(g, end) - blocks_for(g, write_begin);
-  if (group(g).size.offset_of(write_begin) == 0) return needs;
-  const BlockPool& pool = blocks_.pool(g);
-  const bool is_writer = pool.writer(tail) == BlockPool::kNobody;
-  const bool is_alone = pool.refs(tail) == 0 && blocks_.has_rested(g, tail);
-  needs.new_tail = !may_write_in_place(g, tail, write_begin, is_writer, is_alone);
-  needs.blocks += needs.new_tail ? 1 : 0;
-  needs.can_reuse = needs.new_tail && is_alone && !mutant(Mutant::kHitTakesRoom);
-  return needs;
-}
-
 Status KVCacheManager::Impl::check_prospect(std::span<const std::int32_t> tokens,
                                             const OpenOptions& options,
                                             std::int64_t num_more) const {
@@ -286,9 +269,9 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     Impl::Revived& held = revived[static_cast<std::size_t>(g)];
     held = m.revived_by(match, g);
-    Impl::Demand needed = m.demand(g, held.last, write_begin, end);
+    Demand needed = m.append_rules_.demand_behind_hit(g, held.last, write_begin, end);
     const bool is_short = !m.blocks_.has_room(g, needed.blocks + held.cached + held.cost);
-    if (needed.can_reuse && is_short) Impl::reuse(needed);
+    if (needed.can_reuse && is_short) needed.do_without_a_copy();
     admission.blocks[static_cast<std::size_t>(g)] = needed.blocks;
     needs.blocks[static_cast<std::size_t>(g)] = needed.blocks + held.cached + held.cost;
   }

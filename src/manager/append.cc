@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Appending: what it needs and who may write where. A decode step comes here once for each
-// sequence. Admission asks the same demand() (admit.cc).
+// Appending. A decode step comes here once for each sequence. What an append needs and who may
+// write where AppendRules says, which admission asks as well (admit.cc).
 
 #include <xxhash.h>
 
@@ -14,62 +14,6 @@
 namespace kvfolio {
 
 using text::concat;
-
-// ---- demand ----
-
-// Bytes of valid tokens never change while another may read them. So a block is written at
-// `position` in place by
-//  - the sequence with the right to it, or any when none has it, exactly behind the valid tokens;
-//  - its only holder, below them, when nothing findable ends above.
-bool KVCacheManager::Impl::may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
-                                              bool is_writer, bool is_alone) const noexcept {
-  const BlockPool& pool = blocks_.pool(g);
-  const std::int32_t offset = group(g).size.offset_of(position);
-  const bool partial = pool.valid(block) < block_size(g);
-  // Its tokens may be findable at another position than it has here: adopt() puts it anywhere.
-  const auto is_findable_beyond = [&] {
-    const std::int32_t end = tree_->findable_end(GroupId(g), block);
-    return end > 0 && end - block_of(g, end - 1) * block_size(g) > offset;
-  };
-  if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
-  if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
-  if (pool.valid(block) == offset && is_writer) return true;
-  return is_alone && pool.valid(block) >= offset &&
-         (!is_findable_beyond() || mutant(Mutant::kAppendAfterTruncateOverwritesFindable));
-}
-
-KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t row, std::int32_t g,
-                                                          std::int32_t write_begin,
-                                                          std::int32_t end) const noexcept {
-  Demand needs{0, false, false, false, 0};
-  if (end == write_begin) return needs;
-  const std::int32_t have = blocks_for(g, write_begin);
-  needs.blocks = blocks_for(g, end) - have;
-  const BlockTable& blocks = table(row, g);
-  if (group(g).size.offset_of(write_begin) != 0) {
-    const BlockId tail = blocks.at(arena(), have - 1);
-    const std::int32_t writer = blocks_.pool(g).writer(tail);
-    const bool is_writer = writer == row || writer == BlockPool::kNobody;
-    const bool is_alone = blocks_.is_alone(g, tail);
-    needs.new_tail = !may_write_in_place(g, tail, write_begin, is_writer, is_alone);
-    needs.blocks += needs.new_tail ? 1 : 0;
-    needs.can_reuse = needs.new_tail && is_alone;
-  } else if (blocks.size() > have) {
-    // The prompt was found whole, but another token comes in place of its last one.
-    needs.can_reuse = blocks_.is_alone(g, blocks.at(arena(), have));
-  }
-  if (mutant(Mutant::kHitTakesRoom)) needs.can_reuse = false;
-  if (needs.can_reuse && promised_reuse(rows_[row], g)) reuse(needs);
-  return needs;
-}
-
-// Caching never takes room: where a copy would leave the group short, the only holder of what was
-// found writes there, and it is found no more.
-void KVCacheManager::Impl::reuse(Demand& needs) noexcept {
-  --needs.blocks;
-  needs.new_tail = false;
-  needs.reuse = true;
-}
 
 Status KVCacheManager::Impl::check_growing(std::int32_t row, std::string_view what) const {
   KVFOLIO_RETURN_IF_ERROR(check_resting(row, what));
@@ -352,14 +296,14 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   bool overwrites = false;  // what the prompt was found in
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Demand& needed = demands[static_cast<std::size_t>(g)];
-    needed = demand(row, g, write_begin, end);
-    needed.ready = from_ready(row, g, needed);
+    needed = append_rules_.demand(row, g, write_begin, end);
+    needed.ready = append_rules_.from_ready(row, g, needed);
     const bool is_short = !blocks_.has_room(g, needed.blocks - needed.ready);
-    if (needed.can_reuse && !needed.reuse && is_short) reuse(needed);
+    if (needed.can_reuse && !needed.reuse && is_short) needed.do_without_a_copy();
     num_new += needed.blocks;
     needs.blocks[static_cast<std::size_t>(g)] = needed.blocks - needed.ready;
     overwrites |= s.replay && write_begin == begin &&
-                  (needed.reuse || writes_below_valid(row, g, write_begin, needed));
+                  (needed.reuse || append_rules_.writes_below_valid(row, g, write_begin, needed));
   }
   if (mutant(Mutant::kReservedIsRoom)) promises_.rob(needs);
   const Room::Plan plan = blocks_.plan(needs);
@@ -405,15 +349,6 @@ Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,
   Shortage without_it = *status.shortage();
   --without_it.sequences;
   return without_it;
-}
-
-// The append writes where the block holds valid tokens already.
-bool KVCacheManager::Impl::writes_below_valid(std::int32_t row, std::int32_t g,
-                                              std::int32_t write_begin,
-                                              const Demand& needs) const noexcept {
-  const std::int32_t offset = group(g).size.offset_of(write_begin);
-  if (offset == 0 || needs.new_tail) return false;
-  return blocks_.pool(g).valid(table(row, g).at(arena(), block_of(g, write_begin))) > offset;
 }
 
 // Gives the sequence the blocks for positions [write_begin, end) of one group.

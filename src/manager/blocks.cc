@@ -78,7 +78,7 @@ bool Blocks::is_held(GroupId group_id, BlockId block) const noexcept {
 
 // A partial tail in which no prompt was found goes before all else: a stream of short requests must
 // not flush prefixes that others share. A block of a window group that no end reads goes first as
-// well: the window has passed it, and hits do not need it (border.cc). Last goes a block whose loss
+// well: the window has passed it, and hits do not need it (borders.h). Last goes a block whose loss
 // would make held blocks of its group lose their entries, and the border of a sequence.
 EvictionTurn Blocks::turn_of(std::int32_t g, BlockId block, Candidate candidate) const noexcept {
   if (candidate == Candidate::kNone) return EvictionTurn::kNever;

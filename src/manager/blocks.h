@@ -168,7 +168,7 @@ class Blocks {
   // The block is findable no more: to make room; or since what it holds is not to be found.
   void evict_entry(std::int32_t g, BlockId block) noexcept;
   void drop_entry(std::int32_t g, BlockId block) noexcept;
-  // Sequences that count the block into their border, more or fewer (border.cc).
+  // Sequences that count the block into their border, more or fewer (borders.h).
   void count_border(std::int32_t g, BlockId block, int by) noexcept;
 
   // They change when a block lost its entry or its last holder, so that an equal one that is held

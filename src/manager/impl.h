@@ -11,7 +11,7 @@
 //   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
-//   append.cc     demand, copy-on-write, append
+//   append.cc     append (append_rules.h)
 //   admit.cc      whether appends would succeed
 //   reserve.cc    appends that are never short of blocks (promises.h)
 //   each.cc       one token for each of many sequences
@@ -19,11 +19,10 @@
 //   holds.cc      blocks that a host copies from
 //   findable.cc   what became findable, and what stands in front of it (blocks.h)
 //   evict.cc      what the caller sees of the room (blocks.h)
-//   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
+//   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h, ranked_rows.h)
 //   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
 //   forget.cc     reset, forget
-//   border.cc     what windows have passed and a hit at the last full block still reads; ends
 //   plan.cc       the arrays of a step (plan_writer.h)
 //   describe.cc   the printed form
 //   copy.cc       copy_to
@@ -54,7 +53,9 @@
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "kvfolio/storage.h"
+#include "manager/append_rules.h"
 #include "manager/blocks.h"
+#include "manager/borders.h"
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
 #include "manager/group.h"
@@ -62,6 +63,7 @@
 #include "manager/op_codes.h"
 #include "manager/pin_set.h"
 #include "manager/promises.h"
+#include "manager/ranked_rows.h"
 #include "manager/room.h"
 #include "manager/rows.h"
 #include "manager/sequence.h"
@@ -121,7 +123,6 @@ class KVCacheManager::Impl {
   Rows rows_;
 
   std::vector<Group> groups_;
-  bool has_windows_ = false;  // some group is a window group
   std::optional<PrefixTree> tree_;
   // Reads the members around it.
   Blocks blocks_{tree_, groups_, steps_, rows_, counters_, options_.order};
@@ -130,15 +131,6 @@ class KVCacheManager::Impl {
   static constexpr std::int32_t kUnnamed = -1;
 
   using Life = Sequence::Life;
-
-  // What an append needs of one group.
-  struct Demand {
-    std::int32_t blocks;
-    bool new_tail;   // others read the tail block, or may find it: write to a new one
-    bool can_reuse;  // the block that the append leaves has no other holder: it could write there
-    bool reuse;      // it does, and one block less is needed; what was findable there is not
-    std::int32_t ready;  // of the blocks, those that lie ready (reserve.cc)
-  };
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
 
@@ -275,28 +267,7 @@ class KVCacheManager::Impl {
   // Why there is no room for a plan once these blocks are held.
   [[nodiscard]] Shortage shortage_behind(const Room::Plan& plan,
                                          const Revived& held) const noexcept;
-  // `tail`: the block that the append begins in, if it begins inside one.
-  [[nodiscard]] Demand demand(std::int32_t g, BlockId tail, std::int32_t write_begin,
-                              std::int32_t end) const noexcept;
   // append.cc
-  [[nodiscard]] Demand demand(std::int32_t row, std::int32_t g, std::int32_t write_begin,
-                              std::int32_t end) const noexcept;
-  // `is_writer`: the sequence has the right to append to the block, or none has. `is_alone`: only
-  // the sequence holds it, and it has no other reader.
-  [[nodiscard]] bool may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
-                                        bool is_writer, bool is_alone) const noexcept;
-  static void reuse(Demand& needs) noexcept;
-  // The step that an append would join now.
-  [[nodiscard]] std::uint64_t next_appends_in() const noexcept {
-    return steps_.is_open() ? steps_.last_ticket() : steps_.last_ticket() + 1;
-  }
-  // admit() counted on the sequence to do without a copy in this group, in this step.
-  [[nodiscard]] bool promised_reuse(const Sequence& s, std::int32_t g) const noexcept {
-    const SequenceDetails& d = details(s);
-    return d.reuse_step == next_appends_in() && (d.reuse >> g & 1) != 0;
-  }
-  [[nodiscard]] bool writes_below_valid(std::int32_t row, std::int32_t g, std::int32_t write_begin,
-                                        const Demand& needs) const noexcept;
   [[nodiscard]] Status check_append(std::int32_t row, std::string_view what,
                                     const std::int32_t* tokens, std::int64_t count,
                                     const AppendOptions& options) const;
@@ -391,18 +362,12 @@ class KVCacheManager::Impl {
   // Why there is no room for a plan.
   [[nodiscard]] Shortage shortage(const Room::Plan& plan) const noexcept;
   // reserve.cc
-  [[nodiscard]] std::int32_t from_ready(std::int32_t row, std::int32_t g,
-                                        const Demand& needs) const noexcept;
   // Room for what it costs that the blocks of these tables, by group, get another holder.
   [[nodiscard]] Status check_sharing(std::span<const std::span<const std::int32_t>> tables) const;
   [[nodiscard]] Status check_sharing(std::int32_t row) const;
   [[nodiscard]] bool fits_promises(const PrefixMatch& match, std::int32_t size) const noexcept;
   // preempt.cc
-  struct RankedRows;
-  // The smallest goes first.
-  [[nodiscard]] std::uint64_t rank_of(std::int32_t row, VictimPolicy policy) const noexcept;
-  [[nodiscard]] bool frees_a_block(std::int32_t row) const noexcept;
-  [[nodiscard]] bool shares_a_block(std::int32_t row) const noexcept;
+  [[nodiscard]] RankedRows ranked_by(VictimPolicy policy) const noexcept;
   void prefetch_victims(std::int32_t row) const noexcept;
   void note_ended(std::int32_t row) noexcept;
   // names.cc
@@ -441,17 +406,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool loads_on(std::int32_t row, const Path& path) const noexcept;
   [[nodiscard]] bool is_pinned_on(std::int32_t pin, const Path& path) const noexcept;
   Forgotten forget(const Path& path) noexcept;
-  // border.cc
-  void count_border(std::int32_t row, std::int32_t g, std::int32_t logical, int by) noexcept;
-  void set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept;
-  void move_border(std::int32_t row) noexcept;
-  void drop_border(std::int32_t row) noexcept;
-  void take_border_back(std::int32_t row) noexcept;
-  [[nodiscard]] std::int32_t last_full_border(const Sequence& s) const noexcept;
-  void note_prompt(std::int32_t row, std::int32_t size) noexcept;
-  void note_prompt_on_path(std::int32_t row, std::int32_t published_before) noexcept;
-  void note_last_border(std::int32_t row) noexcept;
-  void note_pin(std::int32_t pin) noexcept;
   // plan.cc
   [[nodiscard]] Status copy_tails(const Step& step);
 
@@ -465,6 +419,8 @@ class KVCacheManager::Impl {
 
   Tables tables_;
   Promises promises_{rows_, tables_, groups_, steps_, blocks_, options_.order};
+  AppendRules append_rules_{rows_, tables_, groups_, tree_, steps_, blocks_, promises_};
+  Borders borders_{rows_, tables_, groups_, tree_, blocks_};
   CallerIds caller_ids_;  // of open sequences
   PinSet pins_;
   Transfers transfers_;

@@ -22,8 +22,8 @@ Status KVCacheManager::Impl::make_groups() {
   for (const GroupSpec& spec : spec_.groups) {
     groups_.push_back({spec, GroupRule(spec), (*layouts)[groups_.size()].bytes_per_block,
                        BlockSize(spec.block_size)});
-    has_windows_ |= !GroupRule(spec).keeps_all();
   }
+  borders_.begin();
   return {};
 }
 
@@ -50,7 +50,7 @@ Status KVCacheManager::Impl::make_rows() {
   const bool unordered = options_.order == Order::kUnordered;
   const std::int64_t rows = std::int64_t{options_.max_sequences} * (unordered ? 2 : 1);
   KVFOLIO_RETURN_IF_ERROR(
-      tables_.allocate(rows, num_groups(), options_.max_table_entries, has_windows_));
+      tables_.allocate(rows, num_groups(), options_.max_table_entries, borders_.any()));
   bool ok =
       rows_.allocate(static_cast<std::int32_t>(rows), options_.max_sequences, options_.id_tag) &&
       caller_ids_.allocate(rows, options_.hash_seed) && victims_.allocate(rows) &&

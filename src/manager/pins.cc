@@ -76,7 +76,10 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     m.blocks_.hold(g, blocks.blocks(std::as_const(m.arena())));
     m.promises_.note_sharing(g, blocks.blocks(std::as_const(m.arena())));
   }
-  if (m.has_windows_) m.note_pin(pin);
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    m.borders_.note_pinned(g,
+                           std::as_const(m.pins_).table(pin, g).blocks(std::as_const(m.arena())));
+  }
   const PinId id = m.pins_.take();
   m.blocks_.note_peak();
   return Pinned{id, match.tokens};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which sequence makes room when the pool has to get emptier. Victims (victims.h) finds it; this
-// file says how the policies rank sequences, and whose end frees a block.
+// Which sequence makes room when the pool has to get emptier. Victims (victims.h) finds it, among
+// sequences as RankedRows says they rank.
 
 #include "manager/impl.h"
 #include "manager/op_writer.h"
@@ -52,63 +52,9 @@ void KVCacheManager::Impl::note_ended(std::int32_t row) noexcept {
   ended_.add(ended);
 }
 
-std::uint64_t KVCacheManager::Impl::rank_of(std::int32_t row, VictimPolicy policy) const noexcept {
-  switch (policy) {
-    case VictimPolicy::kLru:
-      return victims_.last_use(row);
-    case VictimPolicy::kLfu:
-      return victims_.use_count(row);
-    case VictimPolicy::kLongest:
-      return ~static_cast<std::uint64_t>(rows_[row].length);
-    case VictimPolicy::kLowestPriority:
-      return static_cast<std::uint64_t>(std::int64_t{details(row).priority} -
-                                        std::numeric_limits<std::int32_t>::min());
-  }
-  return 0;
+RankedRows KVCacheManager::Impl::ranked_by(VictimPolicy policy) const noexcept {
+  return {rows_, tables_, blocks_, promises_, victims_, num_groups(), policy};
 }
-
-bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (promises_.num_ready(row, g) > 0) return true;
-    const auto blocks = table(row, g).blocks(arena());
-    // From the end: what a sequence has alone is its newest.
-    for (std::size_t i = blocks.size(); i-- > 0;) {
-      if (blocks[i] >= 0 && blocks_.pool(g).refs(BlockId(blocks[i])) == 1) return true;
-    }
-  }
-  return false;
-}
-
-bool KVCacheManager::Impl::shares_a_block(std::int32_t row) const noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    for (const std::int32_t block : table(row, g).blocks(arena())) {
-      if (block >= 0 && blocks_.pool(g).refs(BlockId(block)) > 1) return true;
-    }
-  }
-  return false;
-}
-
-// The sequences as Victims sees them, ranked by one policy.
-struct KVCacheManager::Impl::RankedRows {
-  const Impl& impl;
-  VictimPolicy policy;
-
-  [[nodiscard]] std::span<const std::int32_t> open() const noexcept { return impl.rows_.open(); }
-  [[nodiscard]] std::uint64_t rank(std::int32_t row) const noexcept {
-    return impl.rank_of(row, policy);
-  }
-  [[nodiscard]] VictimName name(std::int32_t row) const noexcept {
-    const Sequence& s = impl.rows_[row];
-    if (s.has_caller_id) return {false, impl.details(row).caller_id};
-    return {true, impl.id_of(s).value()};
-  }
-  [[nodiscard]] bool may_go(std::int32_t row) const noexcept {
-    return impl.rows_[row].step_entry < 0;
-  }
-  [[nodiscard]] bool frees_a_block(std::int32_t row) const noexcept {
-    return impl.frees_a_block(row);
-  }
-};
 
 // ---- choosing and preempting ----
 
@@ -117,7 +63,7 @@ std::optional<SequenceId> KVCacheManager::select_victim(std::optional<VictimPoli
   Impl& m = *impl_;
   const VictimPolicy policy = chosen.value_or(m.options_.victim_policy);
   if (!is_policy(policy)) return std::nullopt;
-  const std::int32_t row = m.victims_.select(policy, Impl::RankedRows{m, policy});
+  const std::int32_t row = m.victims_.select(policy, m.ranked_by(policy));
   if (row == Victims::kNoRow) return std::nullopt;
   return m.id_of(m.rows_[row]);
 }
@@ -156,7 +102,7 @@ Result<std::span<const EndedSequence>> KVCacheManager::preempt_to(
         ErrorCode::kInvalidArgument,
         concat("preempt_to: policy ", static_cast<std::int32_t>(policy), ", allowed: 0 to 3"));
   }
-  const Impl::RankedRows rows{m, policy};
+  const RankedRows rows = m.ranked_by(policy);
   m.ended_.clear();
   if (m.utilization() > target) m.victims_.rank(rows);
   while (m.utilization() > target) {
@@ -165,7 +111,7 @@ Result<std::span<const EndedSequence>> KVCacheManager::preempt_to(
     if (!m.ended_.list().empty()) m.prefetch_victims(row);  // one that goes alone has no next
     // Blocks that it shares may be another's alone when it is gone: then the sequences that were
     // passed over are asked again.
-    const bool shared = m.shares_a_block(row);
+    const bool shared = rows.shares_a_block(row);
     const SequenceId id = m.id_of(m.rows_[row]);
     m.note_ended(row);
     const Status gone = preempt(id);

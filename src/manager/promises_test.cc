@@ -27,22 +27,6 @@ class PromisesTest : public PartsTest {
     PartsTest::TearDown();
   }
 
-  // A sequence of `length` tokens in blocks that it holds alone.
-  std::int32_t add(std::int32_t length) {
-    const std::int32_t row = rows_.take();
-    rows_[row].length = rows_[row].accepted = length;
-    rows_[row].step_entry = -1;
-    tables_.begin(row);
-    for (std::int32_t g = 0; g < 2; ++g) {
-      std::vector<std::int32_t> blocks;
-      for (std::int32_t at = 0; at < length; at += kSize) {
-        blocks.push_back(blocks_.acquire(g).value());
-      }
-      EXPECT_TRUE(tables_.of(row, g).reserve(tables_.arena(), 16));
-      tables_.of(row, g).assign(tables_.arena(), blocks);
-    }
-    return row;
-  }
   [[nodiscard]] std::span<const std::int32_t> table(std::int32_t row, std::int32_t g) {
     return std::as_const(tables_).of(row, g).blocks(std::as_const(tables_).arena());
   }
@@ -56,7 +40,7 @@ class PromisesTest : public PartsTest {
 };
 
 TEST_F(PromisesTest, WhatAPromiseNeedsLiesReadyUntilItEnds) {
-  const std::int32_t row = add(4);
+  const std::int32_t row = add_row(4);
   EXPECT_FALSE(promises_.any());
   promise(row, 8, 8);
   EXPECT_TRUE(promises_.has(row));
@@ -72,7 +56,7 @@ TEST_F(PromisesTest, WhatAPromiseNeedsLiesReadyUntilItEnds) {
 }
 
 TEST_F(PromisesTest, AnOfferThatDoesNotFitNamesTheGroupAndTakesNothing) {
-  const std::int32_t row = add(4);
+  const std::int32_t row = add_row(4);
   const Promises::Offer offer = promises_.offer(row, 24, 4);
   EXPECT_FALSE(offer.room.fits());
   EXPECT_EQ(offer.room.short_of, kFull);
@@ -84,14 +68,14 @@ TEST_F(PromisesTest, AnOfferThatDoesNotFitNamesTheGroupAndTakesNothing) {
 TEST_F(PromisesTest, APromiseEvictsForItsBlocks) {
   Prefix prefix = publish(100, 20);
   let_go(prefix);
-  const std::int32_t row = add(4);
+  const std::int32_t row = add_row(4);
   promise(row, 8, 8);
   EXPECT_EQ(promises_.num_ready(row, kFull), 2);
   EXPECT_GT(counters_.blocks_evicted, 0u);
 }
 
 TEST_F(PromisesTest, WhatLiesReadyIsTakenFirstAndComesBackByUndo) {
-  const std::int32_t row = add(4);
+  const std::int32_t row = add_row(4);
   promise(row, 4, 4);
   std::int32_t from_ready = 1;
   const BlockId first = promises_.acquire(row, kFull, from_ready);
@@ -110,7 +94,7 @@ TEST_F(PromisesTest, WhatLiesReadyIsTakenFirstAndComesBackByUndo) {
 }
 
 TEST_F(PromisesTest, ARowWithoutAPromiseTakesAndGivesBackAsBlocksDoes) {
-  const std::int32_t row = add(4);
+  const std::int32_t row = add_row(4);
   std::int32_t from_ready = 0;
   const BlockId block = promises_.acquire(row, kFull, from_ready);
   EXPECT_EQ(promises_.reservations().owner(kFull, block), Reservations::kNobody);
@@ -131,7 +115,7 @@ TEST_F(PromisesTest, ARowWithoutAPromiseTakesAndGivesBackAsBlocksDoes) {
 // A window of 5 and steps of 4 tokens lie in three blocks. Once the sequence has these, what the
 // window passes lies ready for it again.
 TEST_F(PromisesTest, AnOwnBlockThatTheWindowPassesLiesReady) {
-  const std::int32_t row = add(12);
+  const std::int32_t row = add_row(12);
   promise(row, 4, 4);
   const std::int32_t ready = promises_.num_ready(row, kWindow);
   const std::int32_t passed = table(row, kWindow)[0];
@@ -143,7 +127,7 @@ TEST_F(PromisesTest, AnOwnBlockThatTheWindowPassesLiesReady) {
 }
 
 TEST_F(PromisesTest, WhoSharesAnOwnBlockPaysForAnotherOne) {
-  const std::int32_t row = add(6);
+  const std::int32_t row = add_row(6);
   promise(row, 4, 4);
   const std::int32_t tail = table(row, kFull)[1];
   EXPECT_EQ(promises_.cost_of_sharing(kFull, BlockId(tail)), 1);
@@ -160,7 +144,7 @@ TEST_F(PromisesTest, WhoSharesAnOwnBlockPaysForAnotherOne) {
 }
 
 TEST_F(PromisesTest, APromiseEndsWithItsLastToken) {
-  const std::int32_t row = add(4);
+  const std::int32_t row = add_row(4);
   promise(row, 4, 4);
   Step& step = steps_.begin();
   step.entries[0].row = row;
@@ -176,7 +160,7 @@ TEST_F(PromisesTest, APromiseEndsWithItsLastToken) {
 }
 
 TEST_F(PromisesTest, ASequenceThatWasCutBackReturnsWhatItDoesNotNeed) {
-  const std::int32_t row = add(6);
+  const std::int32_t row = add_row(6);
   promise(row, 6, 6);  // up to position 12: two blocks more than the two that it has, or one
   const std::int32_t ready = promises_.num_ready(row, kFull);
   rows_[row].length = rows_[row].accepted = 5;

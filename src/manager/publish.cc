@@ -78,7 +78,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
     looked = looks_again();
   }
   blocks_.follow_tree(&published);
-  if (has_windows_) note_prompt_on_path(row, from);
+  borders_.note_prompt_on_path(row, from);
   counters_.blocks_published += published.num_hung;
   counters_.publications_skipped += published.has_gap ? 1 : 0;
   d.own_from = looked ? published.missed_from : std::min(d.own_from, published.missed_from);
@@ -101,7 +101,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
 
 void KVCacheManager::Impl::stop_publishing(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
-  drop_border(row);
+  borders_.drop(row);
   // Also of one that is in its first step, which undo() may take back.
   const bool may_stand = !s.has_planned && details(row).found_tokens <= s.length;
   if (may_stand && details(row).found_tokens >= 0) details(row).head_hash = hash_of_head(row);

@@ -12,15 +12,6 @@ namespace kvfolio {
 
 using text::concat;
 
-// Blocks that an append takes from those that lie ready. A copy that it could do without comes from
-// the others.
-std::int32_t KVCacheManager::Impl::from_ready(std::int32_t row, std::int32_t g,
-                                              const Demand& needs) const noexcept {
-  if (!promises_.has(row)) return 0;
-  const std::int32_t required = needs.blocks - (needs.can_reuse && !needs.reuse ? 1 : 0);
-  return std::min(required, promises_.num_ready(row, g));
-}
-
 Status KVCacheManager::Impl::check_sharing(
     std::span<const std::span<const std::int32_t>> tables) const {
   const Room::Plan plan = promises_.plan_sharing(tables);

@@ -3,7 +3,7 @@
 
 // Room: all blocks of all groups. It knows which blocks are free and who uses the others
 // (BlockPool), in which order the cached ones leave (LruOrder), and which of these belong to the
-// border of an open sequence (border.cc). It knows ids; it knows neither tokens nor sequences.
+// border of an open sequence (borders.h). It knows ids; it knows neither tokens nor sequences.
 //
 // Blocks are planned first and then taken: plan() says whether each group can have what a call
 // needs, and changes nothing; take() makes that many blocks free. admit() plans and forgets,

@@ -85,7 +85,7 @@ struct alignas(64) SequenceDetails {
   std::int32_t replay_token;
   std::int32_t num_media;
   std::int32_t load;        // that it waits for, if has_load (Transfers)
-  std::int32_t prompt_end;  // where its prompt would be found again (border.cc); 0: nowhere
+  std::int32_t prompt_end;  // where its prompt would be found again (borders.h); 0: nowhere
   ArenaSpan media;
   // The prompt of open(), or the longer one of a load behind it that brought something, and what
   // the sequence had of it before its first step (stands_at_open()). Where open() found nothing and

@@ -294,7 +294,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
           g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
     }
     note_tail_of_hit(row, held);
-    if (has_windows_) note_prompt(row, size);
+    borders_.note_prompt(row, size);
     if (publishes) {
       std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.pending));
     }
@@ -400,7 +400,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
     m.promises_.note_sharing(g, std::as_const(to).blocks(std::as_const(m.arena())));
     m.tables_.window_begin(row, g) = m.tables_.window_begin(from, g);
   }
-  if (m.has_windows_) m.move_border(row);
+  m.borders_.move(row);
   if (parent.has_unnamed) {
     // Its copies of the unnamed tokens may be named as long as the parent's.
     m.unnamed_.become(row, from);
@@ -441,15 +441,15 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nothing is written below their valid tokens, and its table tells where they are. Beyond that
     // many sequences, they are not published.
-    take_border_back(row);
+    borders_.take_back(row);
     release_blocks(row);
     victims_.forget(row);
     rows_.close_later(row);
     return;
   }
   publish(row, true);
-  note_last_border(row);
-  take_border_back(row);
+  borders_.note_last(row);
+  borders_.take_back(row);
   release_blocks(row);
   forget_sequence(row, false);
 }

@@ -307,7 +307,7 @@ class StateReader::Writer {
       put(m_.unnamed_.of(row)[i].begin);
       put(m_.unnamed_.of(row)[i].end);
     }
-    if (m_.has_windows_) put(d.prompt_end);
+    if (m_.borders_.any()) put(d.prompt_end);
     if (s.publishes) {
       put(d.own_from);
       put(d.own_to);
@@ -319,10 +319,10 @@ class StateReader::Writer {
       for (std::int32_t i = 0; i < count; ++i) put(pending[i]);
     }
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
-      put(m_.promised_reuse(s, g));
+      put(m_.append_rules_.promised_reuse(row, g));
       write_table(g, m_.table(row, g).blocks(m_.arena()));
       put(m_.tables_.window_begin(row, g));
-      if (!all_ || !m_.has_windows_) continue;
+      if (!all_ || !m_.borders_.any()) continue;
       put(m_.tables_.border(row, g).first);
       put(m_.tables_.border(row, g).end);
     }

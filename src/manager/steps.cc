@@ -204,7 +204,7 @@ void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
       table(row, g).set(arena(), logical, BlockId());
     }
   }
-  if (has_windows_) move_border(row);
+  borders_.move(row);
 }
 
 // Up to where the sequence's tokens are there before the step is complete: those in front of the
@@ -290,7 +290,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     if (i + 2 < num_publishing) m.tree_->prefetch_ends(m.rows_[publishing[i + 2]].place);
     m.publish(publishing[i], false);
   }
-  for (std::int32_t i = 0; i < step.num_entries && m.has_windows_; ++i) {
+  for (std::int32_t i = 0; i < step.num_entries && m.borders_.any(); ++i) {
     m.move_windows(step.entries[i].row);
   }
   for (std::int32_t i = 0; i < step.num_entries && m.promises_.any(); ++i) {
@@ -330,7 +330,7 @@ void KVCacheManager::Impl::finish_closing() noexcept {
   rows_.end_closing([&](std::int32_t row) {
     if (!steps_.is_complete(rows_[row].last_ticket)) return false;
     publish(row, true);
-    note_last_border(row);
+    borders_.note_last(row);
     forget_sequence(row, false);
     return true;
   });
@@ -497,7 +497,7 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
   s.unnamed_from = m.unnamed_.first(row);
   if (!s.publishes || tokens.empty()) return {};
   m.publish(row, false);
-  if (m.has_windows_) m.move_border(row);
+  m.borders_.move(row);
   return {};
 }
 

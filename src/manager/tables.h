@@ -17,7 +17,7 @@
 
 namespace kvfolio {
 
-// Logical blocks [first, end) of a window group: a sequence's border (border.cc).
+// Logical blocks [first, end) of a window group: a sequence's border (borders.h).
 struct Border {
   std::int32_t first;
   std::int32_t end;

@@ -96,6 +96,22 @@ class PartsTest : public testing::Test {
   [[nodiscard]] BlockState state(std::int32_t g, std::int32_t block) const {
     return blocks_.pool(g).state(BlockId(block));
   }
+  // A sequence of `length` tokens in blocks that it holds alone.
+  std::int32_t add_row(std::int32_t length) {
+    const std::int32_t row = rows_.take();
+    rows_[row].length = rows_[row].accepted = length;
+    rows_[row].step_entry = -1;
+    tables_.begin(row);
+    for (std::int32_t g = 0; g < 2; ++g) {
+      std::vector<std::int32_t> blocks;
+      for (std::int32_t at = 0; at < length; at += kSize) {
+        blocks.push_back(blocks_.acquire(g).value());
+      }
+      EXPECT_TRUE(tables_.of(row, g).reserve(tables_.arena(), 16));
+      tables_.of(row, g).assign(tables_.arena(), blocks);
+    }
+    return row;
+  }
   std::uint64_t commit_a_step() {
     steps_.begin();
     return steps_.commit().ticket;

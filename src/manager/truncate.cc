@@ -71,7 +71,7 @@ void KVCacheManager::Impl::drop_pending_beyond(Sequence& s) noexcept {
   const std::int32_t position = end / unit * unit;
   const std::int32_t rest = end - position;
   KVFOLIO_CHECK(rest <= SpanArena::capacity(s.pending));  // room for a unit is kept for this
-  drop_border(row_of(s));
+  borders_.drop(row_of(s));
   tree_->copy_tokens(s.place, position, {arena().at(s.pending), static_cast<std::size_t>(rest)});
   tree_->climb(s.place, position);
 }
@@ -103,7 +103,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   s.exact_until =
       std::min(s.exact_until, cut_span(s, n));  // the tokens that stay attended to removed ones
   drop_pending_beyond(s);
-  if (has_windows_) move_border(row);
+  borders_.move(row);
 }
 
 Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string_view what) {
