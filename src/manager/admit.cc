@@ -174,8 +174,7 @@ bool KVCacheManager::Impl::would_fit(const Prospect& s, std::int32_t end) const 
 }
 
 // The blocks of the hit that count as room now, and would be held then.
-KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const PrefixMatch& match,
-                                                               std::int32_t g) const noexcept {
+Revived KVCacheManager::Impl::revived_by(const PrefixMatch& match, std::int32_t g) const noexcept {
   constexpr std::int32_t kPiece = 256;
   std::array<std::int32_t, kPiece> blocks;
   Revived revived;
@@ -185,20 +184,10 @@ KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const PrefixMatch
         std::span(blocks).first(static_cast<std::size_t>(std::min(kPiece, count - first)));
     tree_->fill_table(match, GroupId(g), piece, false, first);
     for (const std::int32_t b : piece) {
-      if (b >= 0) count_revived(g, BlockId(b), revived);
+      if (b >= 0) promises_.count_revived(g, BlockId(b), revived);
     }
   }
   return revived;
-}
-
-void KVCacheManager::Impl::count_revived(std::int32_t g, BlockId block,
-                                         Revived& revived) const noexcept {
-  const BlockPool& pool = blocks_.pool(g);
-  const BlockState state = pool.state(block);
-  revived.cached += state == BlockState::kCached ? 1 : 0;
-  revived.retiring += state == BlockState::kRetiring || pool.held_by_steps(block) ? 1 : 0;
-  revived.cost += promises_.cost_of_sharing(g, block);
-  revived.last = block;
 }
 
 Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan,
@@ -265,9 +254,9 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
   const std::int32_t write_begin = match.held_tokens();
   const auto end = static_cast<std::int32_t>(match.tokens + count);
   Room::Needs needs;
-  std::array<Impl::Revived, kMaxGroups> revived;
+  std::array<Revived, kMaxGroups> revived;
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    Impl::Revived& held = revived[static_cast<std::size_t>(g)];
+    Revived& held = revived[static_cast<std::size_t>(g)];
     held = m.revived_by(match, g);
     Demand needed = m.append_rules_.demand_behind_hit(g, held.last, write_begin, end);
     const bool is_short = !m.blocks_.has_room(g, needed.blocks + held.cached + held.cost);

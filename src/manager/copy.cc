@@ -151,7 +151,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
                sequences, groups, tree, blocks, tables, promises, append_rules, borders, caller_ids,
-               pins, transfers, scratch, victims, ended, steps, unnamed, forgets, offers] = other;
+               pins, transfers, load_blocks, scratch, victims, ended, steps, unnamed, forgets,
+               offers] = other;
   tree_->copy_from(*tree);
   blocks_.copy_from(blocks);
 

@@ -15,7 +15,7 @@
 //   admit.cc      whether appends would succeed
 //   reserve.cc    appends that are never short of blocks (promises.h)
 //   each.cc       one token for each of many sequences
-//   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h)
+//   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h, load_blocks.h)
 //   holds.cc      blocks that a host copies from
 //   findable.cc   what became findable, and what stands in front of it (blocks.h)
 //   evict.cc      what the caller sees of the room (blocks.h)
@@ -59,6 +59,7 @@
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
 #include "manager/group.h"
+#include "manager/load_blocks.h"
 #include "manager/moved_from.h"
 #include "manager/op_codes.h"
 #include "manager/pin_set.h"
@@ -248,14 +249,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
                                           std::int32_t* reused) noexcept;
   struct Prospect;
-  // What a hit's blocks are: those that count as room or as retiring now, what it costs that they
-  // are shared (reserve.cc), and the last one.
-  struct Revived {
-    std::int32_t cached = 0;
-    std::int32_t retiring = 0;
-    std::int32_t cost = 0;
-    BlockId last{};
-  };
   [[nodiscard]] Status check_prospect(std::span<const std::int32_t> tokens,
                                       const OpenOptions& options, std::int64_t num_more) const;
   [[nodiscard]] Result<Prospect> prospect_of(std::span<const std::int32_t> tokens,
@@ -263,7 +256,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool would_hold(Prospect& s) const noexcept;
   [[nodiscard]] bool would_fit(const Prospect& s, std::int32_t end) const noexcept;
   [[nodiscard]] Revived revived_by(const PrefixMatch& match, std::int32_t g) const noexcept;
-  void count_revived(std::int32_t g, BlockId block, Revived& revived) const noexcept;
   // Why there is no room for a plan once these blocks are held.
   [[nodiscard]] Shortage shortage_behind(const Room::Plan& plan,
                                          const Revived& held) const noexcept;
@@ -304,39 +296,23 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool append_inside(Step& step, std::int32_t row,
                                    const std::int32_t* token) noexcept;
   // loads.cc
-  struct LoadPlan;
   [[nodiscard]] Status check_load(std::int32_t row, std::string_view what,
                                   std::span<const std::int32_t> prompt, std::int64_t end) const;
   [[nodiscard]] bool runs_with(std::int32_t row,
                                std::span<const std::int32_t> prompt) const noexcept;
   [[nodiscard]] PrefixMatch hit_behind(std::int32_t row,
                                        std::span<const std::int32_t> prompt) const noexcept;
-  [[nodiscard]] bool is_read_at(std::int32_t end, std::int32_t g,
-                                std::int32_t logical) const noexcept;
-  [[nodiscard]] bool lay_out(std::int32_t row, std::span<const std::int32_t> prompt,
-                             LoadPlan& plan) noexcept;
-  [[nodiscard]] Revived revived_by(const LoadPlan& plan, std::int32_t g) const noexcept;
   [[nodiscard]] Status check_room(const LoadPlan& plan) const;
-  void drop_plan(std::int32_t row, LoadPlan& plan) noexcept;
   void replace_entries(std::int32_t row, std::int32_t g, std::int32_t first,
                        std::span<const std::int32_t> entries) noexcept;
   void grow_without_step(std::int32_t row, std::int32_t end, const std::int32_t* tokens,
                          const Transfers::Prompt& prompt) noexcept;
   void take_hit(std::int32_t row, std::span<const std::int32_t> prompt, LoadPlan& plan) noexcept;
-  void take_blocks(const LoadPlan& plan) noexcept;
   Result<Load> begin_load(std::int32_t row, std::span<const std::int32_t> whole, std::int32_t end);
   [[nodiscard]] Status find_load(LoadId id, std::int32_t& load) const;
   [[nodiscard]] Status check_no_load(std::int32_t row, std::string_view what) const;
   void leave_load(std::int32_t row) noexcept;
-  [[nodiscard]] std::int32_t stands_to(const Transfers::Load& load, std::int32_t number,
-                                       std::int32_t end) const noexcept;
   void hand_over(std::int32_t number, std::int32_t end) noexcept;
-  void drop_blocks(std::int32_t number) noexcept;
-  // Bits in the bytes of loadable().
-  static constexpr std::uint8_t kInTier = 1;
-  static constexpr std::uint8_t kPresent = 2;
-  void mark_present(std::int32_t row, std::span<const std::int32_t> prompt, std::int32_t begin,
-                    std::int32_t g, std::span<std::uint8_t> has) const noexcept;
   [[nodiscard]] Status check_has(std::int32_t limit,
                                  std::span<const std::span<std::uint8_t>> has) const;
   // holds.cc
@@ -424,6 +400,7 @@ class KVCacheManager::Impl {
   CallerIds caller_ids_;  // of open sequences
   PinSet pins_;
   Transfers transfers_;
+  LoadBlocks load_blocks_{rows_, tables_, groups_, tree_, transfers_, blocks_, promises_};
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
   FixedArray<std::int32_t> scratch_;
   Victims victims_;

@@ -2,13 +2,8 @@
 //
 // Loads: appends whose bytes come from elsewhere. The sequence keeps its length and its tables
 // until the load is finished, so close, preempt, fail and truncate need not know what a load holds:
-// they let go of it (leave_load()), and its blocks stay with the load (transfers.h).
-//
-// A load takes whole blocks. A block that the sequence's last token lies in is taken anew, since
-// the owner of the load copies all of its tokens, and replaces the sequence's block at the end.
-// What the cache has is held and not loaded: as much of it as all groups serve becomes the
-// sequence's at once, like a hit; a block behind that joins the load's table. The blocks that the
-// load waits for are those in its table without a valid token.
+// they let go of it (leave_load()), and its blocks stay with the load (transfers.h). LoadBlocks
+// says which blocks a load takes.
 
 #include <xxhash.h>
 
@@ -24,17 +19,6 @@ namespace kvfolio {
 using text::concat;
 
 // ---- what a load needs ----
-
-// What the cache has for a load, and the blocks that it adds to those of the sequence.
-struct KVCacheManager::Impl::LoadPlan {
-  std::int32_t load = Transfers::kNone;
-  std::int32_t end = 0;
-  PrefixMatch hit;                            // behind the sequence's length, or nothing
-  std::int32_t begin = 0;                     // the sequence's length with it
-  std::array<BlockTable, kMaxGroups> hits{};  // of the hit, from the block of the length on
-  Room::Needs fresh;                          // blocks to write
-  Transfers::Prompt prompt;
-};
 
 // The sequence may get tokens that no step computes. `end`: of them.
 Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
@@ -89,87 +73,18 @@ PrefixMatch KVCacheManager::Impl::hit_behind(std::int32_t row,
   return hit.tokens > s.length && fits_promises(hit, size) ? hit : PrefixMatch{};
 }
 
-// Position `end` reads something of this logical block.
-bool KVCacheManager::Impl::is_read_at(std::int32_t end, std::int32_t g,
-                                      std::int32_t logical) const noexcept {
-  const std::int32_t size = block_size(g);
-  if (mutant(Mutant::kLoadsWindowsShort)) end += size;
-  return group(g).rule.reads(end, logical * size, (logical + 1) * size);
-}
-
-// Makes the spans of a load and fills its table with the blocks that the cache has; counts the
-// others. The last block may reach behind the load's end, so the whole prompt is looked for. False:
-// no room for the spans, of which some may be there.
-bool KVCacheManager::Impl::lay_out(std::int32_t row, std::span<const std::int32_t> prompt,
-                                   LoadPlan& plan) noexcept {
-  Sequence& s = rows_[row];
-  ArenaSpan& tokens = transfers_.load(plan.load).tokens;
-  if (!reserve_spans(row, plan.end, true)) return false;
-  if (s.publishes && !arena().reserve(tokens, plan.end - plan.begin, 0)) return false;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& hits = plan.hits[static_cast<std::size_t>(g)];
-    const std::int32_t first_hit = block_of(g, s.length);
-    const std::int32_t num_hits = plan.begin > s.length ? blocks_for(g, plan.begin) - first_hit : 0;
-    if (!hits.reserve(arena(), num_hits)) return false;
-    hits.grow(arena(), num_hits);
-    if (num_hits > 0) {
-      tree_->fill_table(plan.hit, GroupId(g), hits.blocks(arena()), false, first_hit);
-    }
-
-    BlockTable& blocks = transfers_.table(plan.load, g);
-    const std::int32_t first = block_of(g, plan.begin);
-    const std::int32_t count = plan.end > plan.begin ? blocks_for(g, plan.end) - first : 0;
-    if (!blocks.reserve(arena(), count)) return false;
-    blocks.grow(arena(), count);
-    if (s.publishes && count > 0) {
-      tree_->whole_blocks(tree_->root_of(s.place), prompt, media_of(s), GroupId(g), first,
-                          blocks.blocks(arena()));
-    }
-    for (std::int32_t i = 0; i < count; ++i) {
-      if (!is_read_at(plan.end, g, first + i)) {
-        blocks.set(arena(), i, BlockId());
-      } else if (!blocks.at(arena(), i).valid()) {
-        ++plan.fresh.blocks[static_cast<std::size_t>(g)];
-      }
-    }
-  }
-  return true;
-}
-
-// The blocks of the cache that a load would hold, hits and others.
-KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const LoadPlan& plan,
-                                                               std::int32_t g) const noexcept {
-  Revived revived;
-  const BlockTable& hits = plan.hits[static_cast<std::size_t>(g)];
-  const auto add = [&](std::int32_t b) {
-    if (b >= 0) count_revived(g, BlockId(b), revived);
-  };
-  for (const std::int32_t b : hits.blocks(arena())) add(b);
-  for (const std::int32_t b : transfers_.table(plan.load, g).blocks(arena())) {
-    // The hit may end inside the first block.
-    if (b >= 0 && (hits.size() == 0 || hits.at(arena(), hits.size() - 1).value() != b)) add(b);
-  }
-  return revived;
-}
-
 // Why the blocks cannot be had; ok if they can.
 Status KVCacheManager::Impl::check_room(const LoadPlan& plan) const {
   Room::Needs needs = plan.fresh;
   std::array<Revived, kMaxGroups> revived;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Revived& held = revived[static_cast<std::size_t>(g)];
-    held = revived_by(plan, g);
+    held = load_blocks_.revived_by(plan, g);
     needs.blocks[static_cast<std::size_t>(g)] += held.cached + held.cost;
   }
   const Room::Plan room = blocks_.plan(needs);
   if (room.fits()) return {};
   return shortage_behind(room, revived[static_cast<std::size_t>(room.short_of)]);
-}
-
-void KVCacheManager::Impl::drop_plan(std::int32_t row, LoadPlan& plan) noexcept {
-  for (BlockTable& hits : plan.hits) hits.release(arena());
-  transfers_.release_spans(plan.load, arena());
-  shrink_to_need(row);
 }
 
 // ---- blocks change hands ----
@@ -229,27 +144,6 @@ void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32
   grow_without_step(row, plan.begin, prompt.data() + length, plan.prompt);
 }
 
-void KVCacheManager::Impl::take_blocks(const LoadPlan& plan) noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const BlockTable& blocks = transfers_.table(plan.load, g);
-    blocks_.hold(g, blocks.blocks(std::as_const(*this).arena()));
-    promises_.note_sharing(g, blocks.blocks(std::as_const(*this).arena()));
-  }
-  blocks_.take(blocks_.plan(plan.fresh));
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& blocks = transfers_.table(plan.load, g);
-    const std::int32_t first = block_of(g, plan.begin);
-    for (std::int32_t i = 0; i < blocks.size(); ++i) {
-      if (blocks.at(arena(), i).valid() || !is_read_at(plan.end, g, first + i)) continue;
-      const BlockId block = blocks_.acquire(g);
-      blocks_.set_written(g, block, {0, BlockPool::kNobody, 0});  // by no step
-      blocks.set(arena(), i, block);
-    }
-    transfers_.set_waiting(
-        plan.load, g, static_cast<std::int32_t>(plan.fresh.blocks[static_cast<std::size_t>(g)]));
-  }
-}
-
 // ---- begin ----
 
 Result<Load> KVCacheManager::begin_load(SequenceId id, std::span<const std::int32_t> prompt,
@@ -284,11 +178,13 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
   plan.end = end;
   plan.hit = hit_behind(row, prompt);
   plan.begin = std::max(rows_[row].length, plan.hit.tokens);
-  Status status = lay_out(row, whole, plan)
-                      ? check_room(plan)
-                      : table_entries_full("begin_load", 2 * words_for(rows_[row], plan.end));
+  const bool has_spans = reserve_spans(row, plan.end, true) &&
+                         load_blocks_.lay_out(row, whole, media_of(rows_[row]), plan);
+  Status status = has_spans ? check_room(plan)
+                            : table_entries_full("begin_load", 2 * words_for(rows_[row], plan.end));
   if (!status.ok()) {
-    drop_plan(row, plan);
+    load_blocks_.drop(plan);
+    shrink_to_need(row);
     return status;
   }
   // Nothing fails from here on.
@@ -300,7 +196,7 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
                    XXH3_64bits(tail.data(), tail.size_bytes())};
   }
   take_hit(row, prompt, plan);
-  take_blocks(plan);
+  load_blocks_.take(plan);
   for (BlockTable& hits : plan.hits) hits.release(arena());
   blocks_.note_peak();
   if (plan.begin == plan.end) {
@@ -346,7 +242,7 @@ void KVCacheManager::Impl::leave_load(std::int32_t row) noexcept {
   const std::int32_t number = details(row).load;
   transfers_.load(number).row = Transfers::kNone;
   s.has_load = false;
-  if (mutant(Mutant::kCloseDropsLoad)) drop_blocks(number);
+  if (mutant(Mutant::kCloseDropsLoad)) load_blocks_.let_go(number);
 }
 
 Result<std::int32_t> KVCacheManager::blocks_to_load(LoadId id, GroupId group_id,
@@ -377,24 +273,6 @@ Result<std::int32_t> KVCacheManager::blocks_to_load(LoadId id, GroupId group_id,
 
 // ---- finish ----
 
-// Up to where all groups have what they need, if the load's tokens in front of `end` are good.
-std::int32_t KVCacheManager::Impl::stands_to(const Transfers::Load& load, std::int32_t number,
-                                             std::int32_t end) const noexcept {
-  const auto reach = [&](std::int32_t g, std::int32_t logical) {
-    const std::int32_t size = block_size(g);
-    const std::int32_t first = block_of(g, load.begin);
-    const BlockId block = logical < first
-                              ? table(load.row, g).at(arena(), logical)
-                              : transfers_.table(number, g).at(arena(), logical - first);
-    return block.valid() ? std::min((logical + 1) * size, end) : logical * size;
-  };
-  const std::int32_t stands = joint_hit(
-      end, load.begin, media_of(rows_[load.row]), num_groups(),
-      [&](std::int32_t g) -> const GroupRule& { return group(g).rule; },
-      [&](std::int32_t g) { return block_size(g); }, reach);
-  return std::max(stands, load.begin);
-}
-
 // The load's blocks up to `end` are the sequence's.
 void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noexcept {
   Transfers::Load& load = transfers_.load(number);
@@ -423,24 +301,6 @@ void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noex
   grow_without_step(row, end, arena().at(load.tokens), load.prompt);
 }
 
-// What did not arrive is free; what the cache had goes back there.
-void KVCacheManager::Impl::drop_blocks(std::int32_t number) noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& blocks = transfers_.table(number, g);
-    for (std::int32_t i = blocks.size() - 1; i >= 0; --i) {
-      const BlockId block = blocks.at(arena(), i);
-      if (!block.valid()) continue;
-      if (blocks_.pool(g).valid(block) == 0) {
-        blocks_.free_unwritten(g, block);  // no step has seen it
-      } else {
-        blocks_.let_go(g, block, false);
-      }
-      blocks.set(arena(), i, BlockId());
-    }
-    transfers_.set_waiting(number, g, 0);
-  }
-}
-
 Result<std::int32_t> KVCacheManager::finish_load(LoadId id, std::int32_t num_tokens) {
   KVFOLIO_RECORDED(kFinishLoad, finish_load(id, num_tokens), id, num_tokens);
   Impl& m = *impl_;
@@ -459,43 +319,19 @@ Result<std::int32_t> KVCacheManager::finish_load(LoadId id, std::int32_t num_tok
   std::int32_t stands = 0;
   if (load.row != Transfers::kNone) {
     const std::int32_t good_end = std::min(load.begin + num_tokens, load.sound_end);
-    const std::int32_t end = m.stands_to(load, number, good_end);
+    const std::int32_t end =
+        m.load_blocks_.stands_to(number, good_end, m.media_of(m.rows_[load.row]));
     stands = end - load.begin;
     m.rows_[load.row].has_load = false;
     if (stands > 0) m.hand_over(number, end);
   }
-  m.drop_blocks(number);
+  m.load_blocks_.let_go(number);
   m.transfers_.release_spans(number, m.arena());
   m.transfers_.give_back_load(number);
   return stands;
 }
 
 // ---- how far a load would come ----
-
-// Marks in `has` what is there without a tier: of the sequence, of the hit, and whole blocks of the
-// cache.
-void KVCacheManager::Impl::mark_present(std::int32_t row, std::span<const std::int32_t> prompt,
-                                        std::int32_t begin, std::int32_t g,
-                                        std::span<std::uint8_t> has) const noexcept {
-  constexpr std::size_t kPiece = 256;
-  std::array<std::int32_t, kPiece> blocks;
-  const Sequence& s = rows_[row];
-  const std::int32_t first = block_of(g, begin);
-  for (std::size_t i = 0; i < has.size(); ++i) {
-    const auto logical = static_cast<std::int32_t>(i);
-    const bool is_own = logical < first && logical < table(row, g).size() &&
-                        table(row, g).at(arena(), logical).valid();
-    has[i] = static_cast<std::uint8_t>((has[i] != 0 ? kInTier : 0) | (is_own ? kPresent : 0));
-  }
-  for (std::size_t at = 0; at < has.size() && s.publishes; at += kPiece) {
-    const auto piece = std::span(blocks).first(std::min(kPiece, has.size() - at));
-    tree_->whole_blocks(tree_->root_of(s.place), prompt, media_of(s), GroupId(g),
-                        static_cast<std::int32_t>(at), piece);
-    for (std::size_t i = 0; i < piece.size(); ++i) {
-      if (piece[i] >= 0) has[at + i] |= kPresent;
-    }
-  }
-}
 
 Status KVCacheManager::Impl::check_has(std::int32_t limit,
                                        std::span<const std::span<std::uint8_t>> has) const {
@@ -527,7 +363,8 @@ Result<Loadable> KVCacheManager::loadable(SequenceId id, std::span<const std::in
   Loadable answer;
   answer.begin = std::max(s.length, m.hit_behind(row, limited).tokens);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    m.mark_present(row, prompt, answer.begin, g, has[static_cast<std::size_t>(g)]);
+    m.load_blocks_.mark_present(row, prompt, m.media_of(s), answer.begin, g,
+                                has[static_cast<std::size_t>(g)]);
   }
   const auto reach = [&](std::int32_t g, std::int32_t logical) {
     const std::int32_t size = m.block_size(g);
@@ -544,8 +381,9 @@ Result<Loadable> KVCacheManager::loadable(SequenceId id, std::span<const std::in
     for (std::size_t i = 0; i < of.size(); ++i) {
       const auto logical = static_cast<std::int32_t>(i);
       const bool waits = answer.end > answer.begin && logical >= m.block_of(g, answer.begin) &&
-                         logical < m.blocks_for(g, answer.end) && (of[i] & Impl::kPresent) == 0 &&
-                         m.is_read_at(answer.end, g, logical);
+                         logical < m.blocks_for(g, answer.end) &&
+                         (of[i] & LoadBlocks::kPresent) == 0 &&
+                         m.load_blocks_.is_read_at(answer.end, g, logical);
       of[i] = waits ? 1 : 0;
       answer.blocks += waits ? 1 : 0;
     }

@@ -186,6 +186,15 @@ void Promises::return_ready(std::int32_t row) noexcept {
 
 // ---- sharing ----
 
+void Promises::count_revived(std::int32_t g, BlockId block, Revived& revived) const noexcept {
+  const BlockPool& pool = blocks_.pool(g);
+  const BlockState state = pool.state(block);
+  revived.cached += state == BlockState::kCached ? 1 : 0;
+  revived.retiring += state == BlockState::kRetiring || pool.held_by_steps(block) ? 1 : 0;
+  revived.cost += cost_of_sharing(g, block);
+  revived.last = block;
+}
+
 Room::Plan Promises::plan_sharing(
     std::span<const std::span<const std::int32_t>> tables) const noexcept {
   Room::Needs needs;

@@ -35,6 +35,15 @@
 
 namespace kvfolio {
 
+// What blocks of the cache are, before a call comes to hold them: those that count as room or as
+// retiring now, what it costs their owners that they are shared, and the last one.
+struct Revived {
+  std::int32_t cached = 0;
+  std::int32_t retiring = 0;
+  std::int32_t cost = 0;
+  BlockId last{};
+};
+
 class Promises {
  public:
   // Requires: all of these outlive this. They may be empty still.
@@ -131,6 +140,7 @@ class Promises {
   [[nodiscard]] std::int32_t cost_of_sharing(std::int32_t g, BlockId block) const noexcept {
     return needs_.cost_of_sharing(g, block);
   }
+  void count_revived(std::int32_t g, BlockId block, Revived& revived) const noexcept;
   // Room for what it costs that the blocks of these tables, by group, get another holder; and for
   // the blocks of the row's table.
   [[nodiscard]] Room::Plan plan_sharing(
