@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <random>
@@ -358,7 +359,7 @@ TEST(OpLog, AHeaderThatAsksForTooMuchMemoryIsRefused) {
 }
 
 TEST(OpLog, AFileHasMode0600AndSaysWhatIsWrongWithItsPlace) {
-  const std::string path = testing::TempDir() + "kvfolio_op_log_test";
+  const std::string path = testing::TempDir() + "kvfolio_op_log_test." + std::to_string(::getpid());
   {
     FileLog file = must(FileLog::create(path));
     Engine engine(recorded_groups());
