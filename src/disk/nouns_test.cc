@@ -357,6 +357,24 @@ TEST(Segments, KnowTheirOldestTheirBytesAndWhoIsInLine) {
   EXPECT_TRUE(segments.check());
 }
 
+TEST(Segments, AStateFollowsOnlyInTheOrderOfALife) {
+  using State = Segment::State;
+  Segments segments;
+  Segment& one = segments.add({1, 1}, State::kCreating, 100);
+  EXPECT_DEATH(segments.set_state(one, State::kActive), "may_become");
+  for (const State next : {State::kReady, State::kActive, State::kFull, State::kSealing,
+                           State::kSealed, State::kEvicting, State::kSealed, State::kDraining}) {
+    segments.set_state(one, next);
+    EXPECT_TRUE(segments.check());
+  }
+  EXPECT_DEATH(segments.set_state(one, State::kSealed), "may_become") << "its records are going";
+  segments.set_state(one, State::kRemoving);
+  EXPECT_DEATH(segments.remove(one), "kForgetting") << "its file is being removed";
+  segments.set_state(one, State::kForgetting);
+  segments.remove(one);
+  EXPECT_EQ(segments.size(), 0);
+}
+
 TEST(OpenFiles, CloseTheOneThatWasUsedLeastLately) {
   Segments segments;
   OpenFiles files(3);
