@@ -45,7 +45,7 @@ void Blocks::on_unhung(GroupId group_id, BlockId block, BlockId successor) noexc
   const bool is_cached = pool(g).state(block) == BlockState::kCached;
   if (!is_cached && !successor.valid()) {
     ++losses_;  // a closed sequence that waits for its step may still offer a retiring one
-    if (evicting_ && is_held(group_id, block)) ++counters_.blocks_unhung;
+    if (evicting_ && is_held(g, block)) ++counters_.blocks_unhung;
   }
   if (!is_cached) return;  // its holders, or the step, free it
   room_.make_free(g, block);
@@ -55,7 +55,7 @@ void Blocks::on_unhung(GroupId group_id, BlockId block, BlockId successor) noexc
 
 // If two blocks hold equal tokens, a held one has the entry. A block that only steps use gives way.
 void Blocks::on_kept(const TreeChange& change, Published& published) noexcept {
-  if (!is_held(change.group, change.block)) {
+  if (!is_held(change.group.value(), change.block)) {
     tree_->replace(change.group, change.block, change.successor);
     ++published.num_hung;
     return;
@@ -69,11 +69,6 @@ void Blocks::on_kept(const TreeChange& change, Published& published) noexcept {
 void Blocks::on_candidate(GroupId group_id, BlockId block, Candidate candidate) noexcept {
   const std::int32_t g = group_id.value();
   room_.set_turn(g, block, turn_of(g, block, candidate));
-}
-
-bool Blocks::is_held(GroupId group_id, BlockId block) const noexcept {
-  const BlockPool& of = pool(group_id.value());
-  return of.state(block) == BlockState::kHeld && !of.held_by_steps(block);
 }
 
 // A partial tail in which no prompt was found goes before all else: a stream of short requests must

@@ -106,6 +106,12 @@ class Blocks {
   // The same for each block of a part of a table, the last one first.
   void let_go_each(std::int32_t g, std::span<const std::int32_t> blocks, bool touched,
                    std::int32_t holder) noexcept;
+  // What let_go() says of a holder, of one that does not hold the block now: `touched`, and that
+  // `holder` does not write to it any more.
+  void touch(std::int32_t g, BlockId block, bool touched, std::int32_t holder) noexcept {
+    if (touched) at(g).set_touched(block, true);
+    drop_writer(g, block, holder);
+  }
   // The block goes back as if it had never been taken. Requires: one reference, which is not a
   // step's.
   void free_unwritten(std::int32_t g, BlockId block) noexcept;
@@ -152,6 +158,10 @@ class Blocks {
   }
   [[nodiscard]] bool is_findable(std::int32_t g, BlockId block) const noexcept {
     return tree_->is_findable(GroupId(g), block);
+  }
+  // Something else than steps holds it.
+  [[nodiscard]] bool is_held(std::int32_t g, BlockId block) const noexcept {
+    return pool(g).state(block) == BlockState::kHeld && !pool(g).held_by_steps(block);
   }
   // A step that is not complete wrote to the block; its newest tokens may not be there yet.
   [[nodiscard]] bool is_being_written(std::int32_t g, BlockId block) const noexcept;
@@ -213,7 +223,6 @@ class Blocks {
   void on_unhung(GroupId group, BlockId block, BlockId successor) noexcept;
   void on_kept(const TreeChange& change, Published& published) noexcept;
   void on_candidate(GroupId group, BlockId block, Candidate candidate) noexcept;
-  [[nodiscard]] bool is_held(GroupId group, BlockId block) const noexcept;
   // Removes a reference. Returns true if the block has none left and no step can touch it; the
   // caller then parks it. A block without references that a step can touch retires.
   [[nodiscard]] bool release(std::int32_t g, BlockId block, bool touched,

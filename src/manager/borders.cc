@@ -65,6 +65,12 @@ void Borders::take_back(std::int32_t row) noexcept {
       if (tables_.of(row, g).at(tables_.arena(), logical).valid()) continue;
       const BlockId block = tree_->entry_at(s.place, GroupId(g), logical);
       if (!block.valid()) continue;
+      if (blocks_.is_held(g, block)) {
+        // It leaves with its other holders. To hold it for a moment would only make it look as if
+        // this sequence's steps had read it until now.
+        blocks_.touch(g, block, s.used, row);
+        continue;
+      }
       const std::int32_t alone[] = {block.value()};
       blocks_.hold(g, alone);
       tables_.of(row, g).set(tables_.arena(), logical, block);

@@ -67,6 +67,7 @@ TEST_F(LoadBlocksTest, WhatTheCacheHasIsNotLoadedAndWhatAWindowPassesIsNotThere)
 
 TEST_F(LoadBlocksTest, ALoadHoldsItsBlocksAndGivesBackWhatDidNotArrive) {
   LoadPlan laid = plan();
+  load_blocks_.hold(laid);
   load_blocks_.take(laid);
   EXPECT_EQ(state(kFull, prefix_.tables[kFull][0]), BlockState::kHeld);
   EXPECT_EQ(transfers_.num_waiting(laid.load, kFull), 2);
@@ -81,6 +82,7 @@ TEST_F(LoadBlocksTest, ALoadHoldsItsBlocksAndGivesBackWhatDidNotArrive) {
 
 TEST_F(LoadBlocksTest, ALoadStandsAsFarAsEveryGroupHasWhatItReads) {
   LoadPlan laid = plan();
+  load_blocks_.hold(laid);
   load_blocks_.take(laid);
   transfers_.load(laid.load).row = row_;
   EXPECT_EQ(load_blocks_.stands_to(laid.load, 16, {}), 16);

@@ -128,7 +128,7 @@ void KVCacheManager::Impl::grow_without_step(std::int32_t row, std::int32_t end,
   move_windows(row);
 }
 
-// The sequence gets what the cache has.
+// The sequence gets what the cache has. Requires: the hits are held.
 void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32_t> prompt,
                                     LoadPlan& plan) noexcept {
   const std::int32_t length = rows_[row].length;
@@ -136,8 +136,6 @@ void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const auto hits =
         std::as_const(plan.hits[static_cast<std::size_t>(g)]).blocks(std::as_const(*this).arena());
-    blocks_.hold(g, hits);
-    promises_.note_sharing(g, hits);
     replace_entries(row, g, block_of(g, length), hits);
   }
   note_tail_of_hit(row, plan.begin);
@@ -195,6 +193,7 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
     plan.prompt = {static_cast<std::int32_t>(whole.size()),
                    XXH3_64bits(tail.data(), tail.size_bytes())};
   }
+  load_blocks_.hold(plan);
   take_hit(row, prompt, plan);
   load_blocks_.take(plan);
   for (BlockTable& hits : plan.hits) hits.release(arena());

@@ -71,14 +71,13 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     return status;
   }
   m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, match.tokens) : Place();
+  // All of it is held before anything makes room.
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    const BlockTable& blocks = m.pins_.table(pin, g);
-    m.blocks_.hold(g, blocks.blocks(std::as_const(m.arena())));
-    m.promises_.note_sharing(g, blocks.blocks(std::as_const(m.arena())));
+    m.blocks_.hold(g, tables[static_cast<std::size_t>(g)]);
   }
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    m.borders_.note_pinned(g,
-                           std::as_const(m.pins_).table(pin, g).blocks(std::as_const(m.arena())));
+    m.promises_.note_sharing(g, tables[static_cast<std::size_t>(g)]);
+    m.borders_.note_pinned(g, tables[static_cast<std::size_t>(g)]);
   }
   const PinId id = m.pins_.take();
   m.blocks_.note_peak();

@@ -42,6 +42,15 @@ void Promises::give_back(std::int32_t row, std::int32_t g, BlockId block,
   }
 }
 
+// A later step may write it: in order, that comes after what steps in flight read of it; else no
+// step in flight did, or it would not have been reused.
+void Promises::set_aside_reused(std::int32_t row, std::int32_t g, BlockId block) noexcept {
+  KVFOLIO_DCHECK(has(row));
+  reservations_.disown(g, block);
+  blocks_.renew(g, block);
+  reservations_.put(row, g, block);
+}
+
 // Lets more blocks lie ready, as far as there is room.
 void Promises::top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept {
   while (reservations_.num_ready(row, g) < needed && blocks_.has_room(g, 1)) {

@@ -125,6 +125,9 @@ class Promises {
     return has(row) ? num_taken - reservations_.num_taken(row, g) : 0;
   }
   void give_back(std::int32_t row, std::int32_t g, BlockId block, std::int32_t& from_pool) noexcept;
+  // For undo(): a block of the row that the append reused lies ready: it was own, and the promise
+  // counted on it. Requires: the row has a promise.
+  void set_aside_reused(std::int32_t row, std::int32_t g, BlockId block) noexcept;
   // The block is no own one of this row any more.
   void disown(std::int32_t row, std::int32_t g, BlockId block) noexcept {
     if (has(row)) reservations_.disown(g, block);

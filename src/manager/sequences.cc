@@ -287,9 +287,10 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     const Place found = publishes ? tree_->enter(match.run, kept) : Place();
     tree_->leave(s.place);
     s.place = found;
-    for (std::int32_t g = 0; g < num_groups(); ++g) {
-      if (mutant(Mutant::kHitReferencedLate)) break;
-      blocks_.hold(g, table(row, g).blocks(arena()));
+    const std::int32_t num_held = mutant(Mutant::kHitReferencedLate) ? 0 : num_groups();
+    // All of it is held before anything makes room.
+    for (std::int32_t g = 0; g < num_held; ++g) blocks_.hold(g, table(row, g).blocks(arena()));
+    for (std::int32_t g = 0; g < num_held; ++g) {
       promises_.note_sharing(
           g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
     }

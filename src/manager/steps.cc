@@ -72,8 +72,9 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
       const BlockId block = blocks.at(arena(), logical);
       const bool reused = logical == have && tail.valid_before == TailChange::kReused;
-      if (reused) promises_.disown(e.row, g, block);
-      if (reused && options_.order == Order::kInOrder) {
+      if (reused && promises_.has(e.row)) {
+        promises_.set_aside_reused(e.row, g, block);
+      } else if (reused && options_.order == Order::kInOrder) {
         blocks_.let_go(g, block, true);  // steps in flight may read what it held
       } else if (reused) {
         blocks_.free_unwritten(g, block);

@@ -88,6 +88,62 @@ TEST(Promise, HoldsIfAnotherFindsTheTailThatADraftWasAppendedTo) {
   must(e.manager.check_invariants());
 }
 
+// The undo gives the block that was reused back to what lies ready: the sequence owned it.
+TEST(Promise, HoldsIfAnAppendIntoTheReplayedBlockIsUndone) {
+  for (const Order order : {Order::kInOrder, Order::kUnordered}) {
+    Engine e({window_group(4, 6, 8)}, {.order = order});
+    e.cache(tokens(1, 9));
+    const SequenceId s = e.open(tokens(1, 9)).sequence;
+    must(e.manager.reserve(s, 8, {.most_per_step = 1}));
+    fill(e);                                   // its step stays open
+    must(e.manager.append(s, tokens(50, 1)));  // another token than the prompt's last one
+    must(e.manager.undo(s));
+    must(e.manager.check_invariants());
+    fill(e);
+    must(e.manager.append(s, tokens(50, 1)));
+    must(e.manager.check_invariants());
+  }
+}
+
+// A load holds all that it found before anything makes room.
+TEST(Promise, ALoadThatSharesAnOwnTailEvictsNothingThatItFound) {
+  Engine e({full_group(4, 6), window_group(4, 12, 5)}, {.max_transfers = 1});
+  e.cache(tokens(1, 16));
+  const Opened owner = e.open(tokens(1, 7));
+  EXPECT_EQ(owner.cached_tokens, 6);
+  must(e.manager.reserve(owner.sequence, 2));
+  e.cache(tokens(500, 8));
+  static_cast<void>(must(e.manager.evict(GroupId(1), 100)));
+  ASSERT_EQ(e.usage().free, 0);
+  const SequenceId s = e.open({}, {.look_up = false}).sequence;
+  const Load load = must(e.manager.begin_load(s, tokens(1, 16), 16));
+  EXPECT_EQ(load.begin, 8);
+  must(e.manager.check_invariants());
+  must(e.manager.finish_load(load.id, 8));
+  e.feed(owner.sequence, tokens(50, 2));
+  must(e.manager.check_invariants());
+}
+
+// A sequence that closes touches nothing of a border that another one holds.
+TEST(Promise, HoldsIfASequenceClosesWhoseBorderIsTheOwnTail) {
+  Engine e({full_group(16, 8), window_group(4, 16, 5)}, {.order = Order::kUnordered});
+  const SequenceId a = e.say(tokens(1, 23));
+  const Opened owner = e.open(tokens(1, 15));
+  EXPECT_EQ(owner.cached_tokens, 14);
+  must(e.manager.reserve(owner.sequence, 1));
+  const SequenceId other = e.say(tokens(500, 2));
+  const Ticket in_flight = e.launch(other, tokens(502, 1));
+  must(e.manager.close(a));
+  const SequenceId greedy = e.open({}, {.prefix_cache = false}).sequence;
+  const Ticket step = must(e.manager.begin_step());
+  const GroupUsage usage = must(e.manager.usage(GroupId(1)));
+  must(e.manager.append(greedy, tokens(900, 4 * (usage.free + usage.evictable))));
+  must(e.manager.append(owner.sequence, tokens(50, 1)));
+  must(e.manager.check_invariants());
+  must(e.manager.drop(step));
+  must(e.manager.complete(in_flight));
+}
+
 TEST(Promise, OfASequenceThatAdoptsIsRefused) {
   Engine e({full_group(4, 4)});
   const SequenceId parent = e.say(tokens(1, 6), {.prefix_cache = false});
