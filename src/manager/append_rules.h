@@ -64,8 +64,8 @@ class AppendRules {
   // in, if it begins inside one.
   [[nodiscard]] Demand demand_behind_hit(std::int32_t g, BlockId tail, std::int32_t write_begin,
                                          std::int32_t end) const noexcept;
-  // Those of the blocks that lie ready for the row. A copy that it could do without comes from the
-  // others.
+  // How many of the needed blocks the row's ready list gives. A copy that it could do without never
+  // comes from there.
   [[nodiscard]] std::int32_t from_ready(std::int32_t row, std::int32_t g,
                                         const Demand& needs) const noexcept;
   // The append writes where the block holds valid tokens already.

@@ -115,9 +115,11 @@ class Blocks {
   // The block goes back as if it had never been taken. Requires: one reference, which is not a
   // step's.
   void free_unwritten(std::int32_t g, BlockId block) noexcept;
-  // The reference moves from a table to the open step; and from the step to the table, or away.
+  // The reference moves from a table to the open step.
   void give_to_step(std::int32_t g, BlockId block) noexcept;
+  // It moves back to a table.
   void take_from_step(std::int32_t g, BlockId block) noexcept { at(g).take_from_step(block); }
+  // The step's reference goes.
   void let_go_of_source(std::int32_t g, BlockId block) noexcept;
   // Blocks that waited for steps which are complete now are free, or cached.
   void drain_retiring() noexcept;
@@ -150,9 +152,10 @@ class Blocks {
   void note_hit_inside(std::int32_t g, BlockId block, std::int32_t offset,
                        std::int32_t row) noexcept;
 
-  // No step in flight reads the block for a former holder.
+  // To write the block now disturbs no step in flight: none reads it for a former holder, or, in
+  // order, those that do read it before what is written now.
   [[nodiscard]] bool has_rested(std::int32_t g, BlockId block) const noexcept;
-  // The block has one reference, a table's, and no step in flight reads it.
+  // The block has one reference, a table's, and has rested.
   [[nodiscard]] bool is_alone(std::int32_t g, BlockId block) const noexcept {
     return pool(g).refs(block) == 1 && has_rested(g, block);
   }
@@ -175,15 +178,17 @@ class Blocks {
   std::int64_t follow_tree(Published* published = nullptr) noexcept {
     return tree_->has_changes() ? follow_changes(published) : 0;
   }
-  // The block is findable no more: to make room; or since what it holds is not to be found.
+  // The block is findable no more, to make room. Requires: it is findable.
   void evict_entry(std::int32_t g, BlockId block) noexcept;
+  // The same, since what it holds is not to be found. Harmless if it is not findable.
   void drop_entry(std::int32_t g, BlockId block) noexcept;
-  // Sequences that count the block into their border, more or fewer (borders.h).
+  // `by` more sequences count the block into their border (borders.h). Requires: a window group.
   void count_border(std::int32_t g, BlockId block, int by) noexcept;
 
-  // They change when a block lost its entry or its last holder, so that an equal one that is held
-  // may be hung now; and when a block lost its entry while it was not cached.
+  // Changes when a block lost its entry or its last holder: an equal one that is held may be hung
+  // now.
   [[nodiscard]] std::uint64_t entry_changes() const noexcept { return entry_changes_; }
+  // Changes when a block lost its entry while it was not cached.
   [[nodiscard]] std::uint64_t losses() const noexcept { return losses_; }
 
   // ---- eviction ----
@@ -195,8 +200,8 @@ class Blocks {
   [[nodiscard]] BlockId victim(std::int32_t g) const noexcept { return room_.victim(g); }
   // Evicts it. Requires: there is one.
   void evict(std::int32_t g) noexcept;
-  // Evicts the block whose eviction shortens the tree, the coldest of all such. False: there is
-  // none.
+  // Evicts the coldest block whose eviction shortens the tree; where there is none, the coldest of
+  // a window group, whose run is shorter once the others have left, too. False: nothing is cached.
   [[nodiscard]] bool evict_to_shorten_tree() noexcept;
 
   // Prefetches what hold(), or let_go(), reads and writes of these blocks: a pool exceeds the

@@ -21,7 +21,7 @@
 // The tree notes where paths part. A sequence that was cut back before position n - 1 has no such
 // end any more.
 //
-// Borders has no state of its own: the ranges lie in Tables, the counts of blocks in Room.
+// The ranges lie in Tables, the counts of blocks in Room; Borders moves both.
 
 #include <cstdint>
 #include <optional>

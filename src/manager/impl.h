@@ -18,7 +18,7 @@
 //   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h, load_blocks.h)
 //   holds.cc      blocks that a host copies from
 //   findable.cc   what became findable, and what stands in front of it (blocks.h)
-//   evict.cc      what the caller sees of the room (blocks.h)
+//   room_calls.cc what the caller sees of the room, and why there is none (blocks.h, room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h, ranked_rows.h)
 //   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
@@ -90,7 +90,7 @@ class KVCacheManager::Impl {
   // append.cc
   Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
                 const AppendOptions& options);
-  // evict.cc
+  // room_calls.cc
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
   double utilization() const noexcept;
@@ -334,7 +334,7 @@ class KVCacheManager::Impl {
                              std::int64_t count) const noexcept {
     return s.replay && count > 0 && tokens != nullptr && tokens[0] == details(s).replay_token;
   }
-  // evict.cc
+  // room_calls.cc
   // Why there is no room for a plan.
   [[nodiscard]] Shortage shortage(const Room::Plan& plan) const noexcept;
   // reserve.cc

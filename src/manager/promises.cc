@@ -236,7 +236,9 @@ void Promises::pay_for_sharing(std::int32_t g, std::span<const std::int32_t> blo
     if (cost == 0) continue;
     const std::int32_t ready = reservations_.num_ready(owner, g);
     top_up(owner, g, ready + cost);
-    KVFOLIO_DCHECK(reservations_.num_ready(owner, g) == ready + cost);
+    const bool paid = reservations_.num_ready(owner, g) == ready + cost;
+    KVFOLIO_DCHECK(paid);
+    if (!paid) reservations_.note_lack(owner);  // an engine that runs goes on
   }
 }
 

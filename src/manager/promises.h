@@ -9,8 +9,10 @@
 // another sequence or a pin comes to hold an own block, that block will not come back: another one
 // takes its place at once, or the call that shares it fails, or is a miss.
 //
-// The blocks of a table come and go through here, whether their sequence has a promise or not: this
-// is the one place that asks.
+// Blocks that an append takes, an undo gives back, or a table lets go of pass through here, whether
+// their sequence has a promise or not: this is the one place that asks. What comes to hold blocks
+// that exist (a hit, a fork, a pin, a load) holds them in Blocks, all of them, and then says so
+// here (note_sharing()).
 //
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
@@ -96,12 +98,13 @@ class Promises {
 
   // ---- a step ----
 
-  // An append in the open step used tokens of the promise; it was undone, and its blocks are back
-  // already; its step was committed.
+  // An append in the open step used tokens of the promise.
   void spend(std::int32_t row, std::int64_t num_tokens) noexcept {
     if (has(row)) reservations_.spend(row, num_tokens);
   }
+  // It was undone, and its blocks are back already.
   void undo(std::int32_t row) noexcept;
+  // The step was committed.
   void settle(const Step& step, std::int32_t entry) noexcept {
     if (has(step.entries[entry].row)) settle_promise(step, entry);
   }
@@ -144,10 +147,10 @@ class Promises {
     return needs_.cost_of_sharing(g, block);
   }
   void count_revived(std::int32_t g, BlockId block, Revived& revived) const noexcept;
-  // Room for what it costs that the blocks of these tables, by group, get another holder; and for
-  // the blocks of the row's table.
+  // Room for what it costs that the blocks of these tables, by group, get another holder.
   [[nodiscard]] Room::Plan plan_sharing(
       std::span<const std::span<const std::int32_t>> tables) const noexcept;
+  // The same of the row's tables.
   [[nodiscard]] Room::Plan plan_sharing(std::int32_t row) const noexcept;
   // The blocks have one more holder now. Requires: there was room for what that costs, which was
   // counted before the call, as admit() does: so all of it is taken.

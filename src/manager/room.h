@@ -69,7 +69,8 @@ class Room {
       while (pool(g).num_free() < plan.needs.blocks[index(g)]) evict(g);
     }
   }
-  // Why the group does not have `needed` blocks. The fields `sequences` and `pins` stay 0.
+  // Why the group does not have `needed` blocks. What it does not know stays 0: sequences, pins,
+  // loads, holds and reserved blocks.
   [[nodiscard]] Shortage shortage(std::int32_t g, std::int64_t needed) const noexcept;
   [[nodiscard]] std::uint64_t num_held() const noexcept;  // blocks of all groups
 

@@ -105,7 +105,7 @@ class Victims {
   // ---- several victims ----
   //
   // rank(), and then in a loop next() and the end of that sequence. What else changes the rank of a
-  // row in between is not seen.
+  // row in between is not seen; select() may end the order.
 
   // Brings the rows that may go into an order.
   template <VictimRows Rows>
