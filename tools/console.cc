@@ -60,10 +60,11 @@ int write_all(int file, std::string_view text) {
   return 0;
 }
 
-// At the end: nothing where there is no room now.
+// At the end: nothing where there is no room for a while, as a reader that is slow may need.
 void write_if_there_is_room(int file, std::string_view text) {
+  constexpr int kWhileMs = 250;  // three of these are less than the patience of the alarm
   pollfd room = {.fd = file, .events = POLLOUT, .revents = 0};
-  if (::poll(&room, 1, 0) != 1) return;
+  if (::poll(&room, 1, kWhileMs) != 1) return;
   [[maybe_unused]] const auto written = ::write(file, text.data(), text.size());
 }
 
