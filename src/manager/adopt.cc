@@ -74,10 +74,9 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   }
   // Held first: the only reference to one of them may be this sequence's own, to the block beyond
   // its length that its prompt was found in.
-  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    m.blocks_.hold(g, target(g).blocks(m.arena()));
-    m.promises_.note_sharing(g, std::as_const(target(g)).blocks(std::as_const(m.arena())));
-  }
+  m.promises_.share([&](const auto& visit) {
+    for (std::int32_t g = 0; g < m.num_groups(); ++g) visit(g, target(g).blocks(m.arena()));
+  });
   if (s.replay) m.truncate_to(row, 0);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     if (fresh[static_cast<std::size_t>(g)].capacity() == 0) continue;

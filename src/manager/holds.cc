@@ -56,8 +56,7 @@ Result<HoldId> KVCacheManager::hold_blocks(GroupId group, std::span<const std::i
   }
   held.assign(m.arena(), blocks);
   if (!mutant(Mutant::kHoldDoesNotKeep)) {
-    m.blocks_.hold(g, blocks);
-    m.promises_.note_sharing(g, blocks);
+    m.promises_.share([&](const auto& visit) { visit(g, blocks); });
   }
   const HoldId id = m.transfers_.take_hold(g);
   m.blocks_.note_peak();

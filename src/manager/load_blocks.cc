@@ -76,16 +76,13 @@ void LoadBlocks::drop(LoadPlan& plan) noexcept {
 // ---- taking and giving back ----
 
 void LoadBlocks::hold(const LoadPlan& plan) noexcept {
-  const auto for_each_table = [&](const auto& visit) {
+  promises_.share([&](const auto& visit) {
     const SpanArena& in = tables_.arena();
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       visit(g, plan.hits[static_cast<std::size_t>(g)].blocks(in));
       visit(g, std::as_const(transfers_).table(plan.load, g).blocks(in));
     }
-  };
-  for_each_table([&](std::int32_t g, std::span<const std::int32_t> b) { blocks_.hold(g, b); });
-  for_each_table(
-      [&](std::int32_t g, std::span<const std::int32_t> b) { promises_.note_sharing(g, b); });
+  });
 }
 
 void LoadBlocks::take(const LoadPlan& plan) noexcept {

@@ -79,9 +79,7 @@ class LoadBlocks {
 
   // ---- taking and giving back ----
 
-  // Holds what the cache has, hits and others, of all groups; and only then makes room for what
-  // that costs those who own some of it: what was found must not leave for that. Requires: there is
-  // room for the plan.
+  // Holds what the cache has, hits and others, of all groups. Requires: there is room for the plan.
   void hold(const LoadPlan& plan) noexcept;
   // Takes fresh blocks for the rest. Requires: hold() of the plan.
   void take(const LoadPlan& plan) noexcept;

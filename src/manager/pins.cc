@@ -71,12 +71,10 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     return status;
   }
   m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, match.tokens) : Place();
-  // All of it is held before anything makes room.
+  m.promises_.share([&](const auto& visit) {
+    for (std::int32_t g = 0; g < m.num_groups(); ++g) visit(g, tables[static_cast<std::size_t>(g)]);
+  });
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    m.blocks_.hold(g, tables[static_cast<std::size_t>(g)]);
-  }
-  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    m.promises_.note_sharing(g, tables[static_cast<std::size_t>(g)]);
     m.borders_.note_pinned(g, tables[static_cast<std::size_t>(g)]);
   }
   const PinId id = m.pins_.take();

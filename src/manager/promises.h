@@ -10,9 +10,8 @@
 // takes its place at once, or the call that shares it fails, or is a miss.
 //
 // Blocks that an append takes, an undo gives back, or a table lets go of pass through here, whether
-// their sequence has a promise or not: this is the one place that asks. What comes to hold blocks
-// that exist (a hit, a fork, a pin, a load) holds them in Blocks, all of them, and then says so
-// here (note_sharing()).
+// their sequence has a promise or not: this is the one place that asks. What comes to hold
+// blocks that exist (a hit, a fork, a pin, a load) shares them: share().
 //
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
@@ -152,10 +151,16 @@ class Promises {
       std::span<const std::span<const std::int32_t>> tables) const noexcept;
   // The same of the row's tables.
   [[nodiscard]] Room::Plan plan_sharing(std::int32_t row) const noexcept;
-  // The blocks have one more holder now. Requires: there was room for what that costs, which was
-  // counted before the call, as admit() does: so all of it is taken.
-  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
-    if (any()) pay_for_sharing(g, blocks);
+  // The blocks get one more holder. for_each_table(visit) calls visit(g, blocks) for each table of
+  // the call. All of them are held before anything makes room for what that costs those who own
+  // some: what is shared must not leave for that. Requires: there was room, which was counted
+  // before the call, as admit() does: so all of it is taken.
+  template <typename ForEachTable>
+  void share(const ForEachTable& for_each_table) noexcept {
+    for_each_table([this](std::int32_t g, std::span<const std::int32_t> b) { blocks_.hold(g, b); });
+    if (!any()) return;
+    for_each_table(
+        [this](std::int32_t g, std::span<const std::int32_t> b) { pay_for_sharing(g, b); });
   }
 
   // For a mutant: takes what lies ready for others.

@@ -136,8 +136,7 @@ TEST_F(PromisesTest, WhoSharesAnOwnBlockPaysForAnotherOne) {
   EXPECT_TRUE(plan.fits());
   EXPECT_EQ(plan.needs.blocks[kFull], 1);
   const std::int32_t ready = promises_.num_ready(row, kFull);
-  blocks_.hold(kFull, std::array{tail});
-  promises_.note_sharing(kFull, std::array{tail});
+  promises_.share([&](const auto& visit) { visit(kFull, std::array{tail}); });
   EXPECT_EQ(promises_.num_ready(row, kFull), ready + 1);
   EXPECT_EQ(promises_.cost_of_sharing(kFull, BlockId(tail)), 0);
   blocks_.let_go(kFull, BlockId(tail), false);

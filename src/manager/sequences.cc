@@ -288,12 +288,9 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     tree_->leave(s.place);
     s.place = found;
     const std::int32_t num_held = mutant(Mutant::kHitReferencedLate) ? 0 : num_groups();
-    // All of it is held before anything makes room.
-    for (std::int32_t g = 0; g < num_held; ++g) blocks_.hold(g, table(row, g).blocks(arena()));
-    for (std::int32_t g = 0; g < num_held; ++g) {
-      promises_.note_sharing(
-          g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
-    }
+    promises_.share([&](const auto& visit) {
+      for (std::int32_t g = 0; g < num_held; ++g) visit(g, table(row, g).blocks(arena()));
+    });
     note_tail_of_hit(row, held);
     borders_.note_prompt(row, size);
     if (publishes) {
@@ -397,10 +394,11 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     BlockTable& to = m.table(row, g);
     to.assign(m.arena(), m.table(from, g).blocks(m.arena()));
-    m.blocks_.hold(g, to.blocks(m.arena()));
-    m.promises_.note_sharing(g, std::as_const(to).blocks(std::as_const(m.arena())));
     m.tables_.window_begin(row, g) = m.tables_.window_begin(from, g);
   }
+  m.promises_.share([&](const auto& visit) {
+    for (std::int32_t g = 0; g < m.num_groups(); ++g) visit(g, m.table(row, g).blocks(m.arena()));
+  });
   m.borders_.move(row);
   if (parent.has_unnamed) {
     // Its copies of the unnamed tokens may be named as long as the parent's.
