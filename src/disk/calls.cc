@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
+#include <new>
 #include <system_error>
 
 namespace kvfolio::disk {
@@ -103,7 +105,9 @@ class SystemCalls final : public DiskCalls {
 }  // namespace
 
 DiskCalls& system_calls() noexcept {
-  static SystemCalls* calls = new SystemCalls;  // threads may outlive static objects
+  // Threads may outlive static objects: it is never destroyed.
+  alignas(SystemCalls) static std::byte memory[sizeof(SystemCalls)];
+  static DiskCalls* const calls = ::new (memory) SystemCalls;
   return *calls;
 }
 
