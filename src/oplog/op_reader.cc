@@ -2,7 +2,7 @@
 //
 // Reading a log, and its calls in words.
 
-#include "replay/op_reader.h"
+#include "oplog/op_reader.h"
 
 #include <algorithm>
 #include <cmath>

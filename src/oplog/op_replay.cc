@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "replay/op_reader.h"
+#include "oplog/op_reader.h"
 
 namespace kvfolio {
 
