@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The example of README.md: the lines between the marks are the block there, and what this prints
-// is the block behind it. tests/docs compares both.
+// is the block behind it. tests/command/test_docs.py compares both.
 
 #include <cstdio>
 #include <span>

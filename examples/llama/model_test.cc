@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // Stands in for a cache: out is q, so that a token's row depends on nothing but the token, and
-// every call is counted. (tests/llama compares with real attention.)
+// every call is counted. (tests/command/test_forward.py compares with real attention.)
 class EchoAttention : public Attention {
  public:
   Status layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,

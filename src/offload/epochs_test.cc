@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "offload/test_cache.h"
+#include "offload/offload_test_cache.h"
 
 namespace kvfolio {
 namespace {

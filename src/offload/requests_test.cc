@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "offload/offload_test_cache.h"
 #include "offload/test_arena.h"
-#include "offload/test_cache.h"
 
 namespace kvfolio {
 namespace {

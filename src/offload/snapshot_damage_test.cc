@@ -13,8 +13,8 @@
 #include <random>
 
 #include "kvfolio/snapshot.h"
+#include "offload/offload_test_cache.h"
 #include "offload/snapshot_reader.h"
-#include "offload/test_cache.h"
 
 namespace kvfolio {
 namespace {

@@ -15,7 +15,7 @@
 #include "kvfolio/snapshot.h"
 #include "offload/block_image.h"
 #include "offload/model_rows.h"
-#include "offload/test_cache.h"
+#include "offload/offload_test_cache.h"
 
 namespace kvfolio {
 namespace {

@@ -11,8 +11,8 @@
 #include <map>
 #include <random>
 
+#include "offload/offload_test_cache.h"
 #include "offload/snapshot_format.h"
-#include "offload/test_cache.h"
 
 namespace kvfolio {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Const calls of the tree: several threads may make them at the same time, and they need little of
-// the stack. That they take no heap memory is in tests/manager/heap_test.cc.
+// the stack. That they take no heap memory is in tests/api/manager_heap_test.cc.
 
 #include <gtest/gtest.h>
 

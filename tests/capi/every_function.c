@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The worked example of docs/design.md through the C interface: prints what
-// tests/docs/worked_step.cc prints. Besides, each function of the header is called; one that was
+// tests/command/worked_step.cc prints. Besides, each function of the header is called; one that was
 // not fails the test.
 
 #include "every_function.h"

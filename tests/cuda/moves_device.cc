@@ -16,7 +16,7 @@
 #include "cuda/move_cases.h"
 #include "cuda/move_module.h"
 #include "move_image.h"
-#include "timing.h"
+#include "move_timing.h"
 
 namespace kvfolio::cuda {
 namespace {

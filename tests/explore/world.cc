@@ -8,7 +8,7 @@
 #include <bit>
 #include <stdexcept>
 
-#include "manager/engine.h"
+#include "api/engine.h"
 #include "state_reader.h"
 
 namespace kvfolio::explore {

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "api/op_log_pieces.h"
 #include "kvfolio/op_replay.h"
-#include "manager/op_log_pieces.h"
 
 namespace {
 

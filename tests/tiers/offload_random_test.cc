@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kvfolio/offload.h"
-#include "offload/test_cache.h"
+#include "offload/offload_test_cache.h"
 #include "tiers/memory_tier.h"
 #include "tiers/traffic.h"
 

@@ -27,7 +27,7 @@
 #include "kvfolio/offload.h"
 #include "kvfolio/storage.h"
 #include "kvfolio/view.h"
-#include "offload/test_cache.h"
+#include "offload/offload_test_cache.h"
 
 namespace kvfolio::test {
 
