@@ -103,9 +103,9 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
     const std::int32_t row = m.row_in(demands[kept].sequence.value());
     // Tokens may find no room: then the append stops publishing.
     const std::int32_t end = admitted_end(kept);
-    if (m.reserve_spans(row, end, true) || m.reserve_spans(row, end, false)) continue;
-    answer = m.table_entries_full("admit", m.words_for(m.rows_[row], end));
-    while (kept-- > 0) m.shrink_to_need(m.row_in(demands[kept].sequence.value()));
+    if (m.spans_.grow(row, end, true) || m.spans_.grow(row, end, false)) continue;
+    answer = m.spans_.full("admit", m.spans_.words_for(m.rows_[row], end));
+    while (kept-- > 0) m.spans_.shrink_to_need(m.row_in(demands[kept].sequence.value()));
     break;
   }
   for (std::size_t i = 0; i < demands.size(); ++i) {
@@ -147,9 +147,9 @@ struct KVCacheManager::Impl::Prospect {
   }
 };
 
-// As reserve_for_hit().
+// As SequenceSpans::grow_for_hit().
 bool KVCacheManager::Impl::would_hold(Prospect& s) const noexcept {
-  const std::int64_t own = kept_tokens(s.match) > 0 ? tree_->unit() : s.match.tokens;
+  const std::int64_t own = spans_.kept_tokens(s.match) > 0 ? tree_->unit() : s.match.tokens;
   Prospect after = s;
   bool room = !s.publishes || after.words.reserve(after.pending, own);
   for (std::int32_t g = 0; g < num_groups() && room; ++g) {
@@ -159,7 +159,7 @@ bool KVCacheManager::Impl::would_hold(Prospect& s) const noexcept {
   return room;
 }
 
-// As reserve_for(): without room for tokens that are kept to publish, the sequence does not.
+// As grow_spans(): without room for tokens that are kept to publish, the sequence does not.
 bool KVCacheManager::Impl::would_fit(const Prospect& s, std::int32_t end) const noexcept {
   const auto fits = [&](bool with_pending) {
     Prospect after = s;
@@ -168,7 +168,7 @@ bool KVCacheManager::Impl::would_fit(const Prospect& s, std::int32_t end) const 
       room = after.words.reserve(after.table(g), blocks_for(g, end));
     }
     return room &&
-           (!with_pending || after.words.reserve(after.pending, end - kept_tokens(s.match)));
+           (!with_pending || after.words.reserve(after.pending, end - spans_.kept_tokens(s.match)));
   };
   return fits(s.publishes) || (s.publishes && fits(false));
 }
@@ -223,7 +223,7 @@ Result<KVCacheManager::Impl::Prospect> KVCacheManager::Impl::prospect_of(
   Prospect s{{}, false, SpanTrial(arena()), 0, {}};
   const auto media_words = static_cast<std::int64_t>(options.media.size_bytes() / 4);
   std::int64_t media = 0;
-  if (!s.words.reserve(media, media_words)) return table_entries_full("admit", media_words);
+  if (!s.words.reserve(media, media_words)) return spans_.full("admit", media_words);
   if (!options_.prefix_cache || !options.prefix_cache) return s;
   const std::int32_t root = tree_->find_root(options.root);
   const bool wants = options.publish != Publish::kNothing;
@@ -269,9 +269,9 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
     return m.shortage_behind(plan, revived[static_cast<std::size_t>(plan.short_of)]);
   }
   if (m.would_fit(*opened, end)) return admission;
-  std::int64_t words = opened->publishes ? end - m.kept_tokens(match) : 0;
-  for (std::int32_t g = 0; g < m.num_groups(); ++g) words += m.blocks_for(g, end);
-  return m.table_entries_full("admit", words);
+  const std::int64_t words =
+      m.spans_.table_words(end) + (opened->publishes ? end - m.spans_.kept_tokens(match) : 0);
+  return m.spans_.full("admit", words);
 }
 
 }  // namespace kvfolio

@@ -48,7 +48,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   Status status;
   for (std::int32_t g = 0; g < m.num_groups() && status.ok(); ++g) {
     if (!target(g).reserve(m.arena(), m.blocks_for(g, std::max(num_tokens, d.admitted)))) {
-      status = m.table_entries_full("adopt", m.words_for(s, num_tokens));
+      status = m.spans_.full("adopt", m.spans_.words_for(s, num_tokens));
     }
   }
   for (std::int32_t g = 0; g < m.num_groups() && status.ok(); ++g) {

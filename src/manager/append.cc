@@ -3,8 +3,6 @@
 // Appending. A decode step comes here once for each sequence. What an append needs and who may
 // write where AppendRules says, which admission asks as well (admit.cc).
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 
@@ -43,121 +41,17 @@ Status KVCacheManager::Impl::check_step(std::string_view what) const {
           concat(what, ": run_copies() of step ", steps_.last_ticket(), " has run already")};
 }
 
-// Words for the tables of a sequence of `end` tokens, and with `with_pending` for those of its
-// unpublished ones. New spans come first: when one of them is not to be had, nothing has moved.
-bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
-                                         bool with_pending) noexcept {
-  Sequence& s = rows_[row];
-  const std::int64_t pending_needs = with_pending && end > s.length ? pending_words(s, end) : 0;
-  bool room = pending_needs <= SpanArena::capacity(s.pending);
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    room = room && blocks_for(g, end) <= table(row, g).capacity();
-  }
-  if (room) return true;
-
-  room = true;
-  std::array<BlockTable, kMaxGroups> larger;
-  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-    const std::int32_t blocks = blocks_for(g, end);
-    if (blocks <= table(row, g).capacity()) continue;
-    room = larger[static_cast<std::size_t>(g)].reserve(arena(), blocks);
-  }
-  ArenaSpan pending;
-  if (room && pending_needs > SpanArena::capacity(s.pending)) {
-    room = arena().reserve(pending, pending_needs, 0);
-  }
-  if (!room) {
-    for (BlockTable& blocks : larger) blocks.release(arena());
-    return false;
-  }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& blocks = larger[static_cast<std::size_t>(g)];
-    if (blocks.capacity() == 0) continue;
-    blocks.assign(arena(), table(row, g).blocks(arena()));
-    table(row, g).release(arena());
-    table(row, g) = blocks;
-  }
-  if (SpanArena::capacity(pending) > 0) {
-    std::copy_n(arena().at(s.pending), pending_words(s, s.length), arena().at(pending));
-    arena().release(s.pending);
-    s.pending = pending;
-  }
-  return true;
-}
-
-// The same for an append. Tokens are kept for the cache alone: where there is no room for them, but
-// for the tables, the sequence stops publishing.
-bool KVCacheManager::Impl::reserve_for(std::int32_t row, std::int32_t end) noexcept {
-  if (reserve_spans(row, end, true)) return true;
-  if (!rows_[row].publishes || !reserve_spans(row, end, false)) return false;
+// Room for the tables of the row at `end` tokens. Tokens are kept for the cache alone: where there
+// is no room for them, but for the tables, the sequence stops publishing.
+bool KVCacheManager::Impl::grow_spans(std::int32_t row, std::int32_t end) noexcept {
+  if (spans_.grow(row, end, true)) return true;
+  if (!rows_[row].publishes || !spans_.grow(row, end, false)) return false;
   ++counters_.publications_skipped;
   stop_publishing(row);
   return true;
 }
 
-// Gives back what neither the tokens need nor admit() promised.
-void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
-  Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& blocks = table(row, g);
-    blocks.shrink(arena(), std::max(blocks.size(), blocks_for(g, d.admitted)));
-  }
-  if (!s.publishes) return;
-  arena().shrink(s.pending, std::max({pending_words(s, s.length), pending_words(s, d.admitted),
-                                      s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
-}
-
 // ---- append ----
-
-// Hashes the tokens of the sequence that open() found. Requires: it has and keeps them.
-std::uint64_t KVCacheManager::Impl::hash_of_head(std::int32_t row) const noexcept {
-  const Sequence& s = rows_[row];
-  const std::int32_t count = details(row).head_tokens;
-  const std::int32_t on_tree = std::min(count, s.place.position);
-  XXH3_state_t hash;
-  XXH3_64bits_reset(&hash);
-  std::array<std::int32_t, 256> piece;
-  for (std::int32_t at = 0; at < on_tree;) {
-    const std::int32_t size = std::min(on_tree - at, static_cast<std::int32_t>(piece.size()));
-    tree_->copy_tokens(s.place, at, std::span(piece).first(static_cast<std::size_t>(size)));
-    XXH3_64bits_update(&hash, piece.data(), static_cast<std::size_t>(size) * 4);
-    at += size;
-  }
-  XXH3_64bits_update(&hash, arena().at(s.pending), static_cast<std::size_t>(count - on_tree) * 4);
-  return XXH3_64bits_digest(&hash);
-}
-
-// These are the tokens of the prompt, as many as it has.
-bool KVCacheManager::Impl::is_prompt(std::int32_t row,
-                                     std::span<const std::int32_t> tokens) const noexcept {
-  const SequenceDetails& d = details(row);
-  const auto head = tokens.first(static_cast<std::size_t>(d.head_tokens));
-  const auto tail = tokens.subspan(head.size());
-  return XXH3_64bits(tail.data(), tail.size_bytes()) == d.tail_hash &&
-         XXH3_64bits(head.data(), head.size_bytes()) ==
-             (rows_[row].publishes ? hash_of_head(row) : d.head_hash);
-}
-
-// Behind a hit the host appends what is left of the prompt. The whole of it would be taken for a
-// text that says its beginning twice: the answer would be that of another question. A prompt that
-// repeats itself can have a rest that, with what follows, looks like all of it; only the host knows
-// which of the two it means, and the rest is what it should append, so that is believed.
-Status KVCacheManager::Impl::check_not_again(std::int32_t row, std::string_view what,
-                                             std::span<const std::int32_t> tokens) const {
-  const Sequence& s = rows_[row];
-  const SequenceDetails& d = details(row);
-  const auto size = static_cast<std::size_t>(d.prompt_tokens);
-  if (!stands_at_open(row) || replays_trust_ || tokens.size() < size) return {};
-  const auto prompt = tokens.first(size);  // if it is
-  const auto rest = prompt.subspan(static_cast<std::size_t>(s.length));
-  const bool begins_with_rest = std::equal(rest.begin(), rest.end(), tokens.begin());
-  if (begins_with_rest || !is_prompt(row, prompt)) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, " of ", tokens.size(), " tokens to a sequence of ", s.length,
-                 ": they begin with the ", s.length, " that it has of its prompt of ",
-                 d.prompt_tokens, "; append only those behind them")};
-}
 
 Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view what,
                                           const std::int32_t* tokens, std::int64_t count,
@@ -174,7 +68,8 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   if (tokens != nullptr) {
     const std::span<const std::int32_t> named(tokens, static_cast<std::size_t>(count));
     KVFOLIO_RETURN_IF_ERROR(check_tokens(what, named));
-    return count > 1 && rows_[row].length > 0 ? check_not_again(row, what, named) : Status();
+    const bool may_be_again = count > 1 && rows_[row].length > 0 && !replays_trust_;
+    return may_be_again ? prompts_.check_not_again(row, what, named) : Status();
   }
   if (unnamed_.has_room(row, rows_[row].length)) return {};
   return {
@@ -220,7 +115,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   s.step_entry = step.num_entries++;
   victims_.note_use(row);
   if (mutant(Mutant::kFindableAtBegin)) publish(row, false);
-  if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(row);
+  if (mutant(Mutant::kWindowReleasedBeforeCommit)) table_blocks_.move_windows(row);
 }
 
 // So say the open step and these tokens, if they have names.
@@ -308,7 +203,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   if (mutant(Mutant::kReservedIsRoom)) promises_.rob(needs);
   const Room::Plan plan = blocks_.plan(needs);
   if (!plan.fits()) return shortage(plan);
-  if (!reserve_for(row, end)) return table_entries_full(what, words_for(s, end));
+  if (!grow_spans(row, end)) return spans_.full(what, spans_.words_for(s, end));
 
   // Nothing fails from here on.
   if (mutant(Mutant::kHitReferencedLate) && !s.used) {
@@ -321,7 +216,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   }
   blocks_.take(plan);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    apply_append(step, row, g, write_begin, end, demands[static_cast<std::size_t>(g)]);
+    table_blocks_.append(step, row, g, write_begin, end, demands[static_cast<std::size_t>(g)]);
   }
   join(step, row, tokens, end - begin, write_begin, options.draft, overwrites);
   if (num_new > 0) blocks_.note_peak();
@@ -349,59 +244,6 @@ Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,
   Shortage without_it = *status.shortage();
   --without_it.sequences;
   return without_it;
-}
-
-// Gives the sequence the blocks for positions [write_begin, end) of one group.
-void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32_t g,
-                                        std::int32_t write_begin, std::int32_t end,
-                                        const Demand& needs) noexcept {
-  BlockTable& blocks = table(row, g);
-  const std::int32_t size = block_size(g);
-  TailChange& tail = step.change(step.num_entries, g);
-  tail = TailChange::none();
-
-  std::int32_t ready = needs.ready;
-  const auto displace = [&](BlockId block) {  // the reference moves from the table to the step
-    tail.source = block.value();
-    blocks_.give_to_step(g, block);
-    ++step.num_displaced;
-  };
-  std::int32_t have = blocks_for(g, write_begin);
-  if (blocks.size() > have && !needs.reuse) {
-    // The prompt was found whole, but another token comes: its last block is not ours to keep.
-    displace(blocks.at(arena(), have));
-    blocks.truncate(have);
-  }
-  tables_.note_entries(row, g, have);
-  if (end == write_begin) return;
-  if (write_begin != have * size) {
-    const std::int32_t logical = have - 1;
-    BlockId block = blocks.at(arena(), logical);
-    if (!needs.new_tail) {
-      // What lies behind is overwritten: undo() does not make it valid again.
-      tail.valid_before = group(g).size.offset_of(write_begin);
-      tail.writer_before = blocks_.pool(g).writer(block);
-      tail.written_before = blocks_.pool(g).written_in(block);
-    } else {
-      displace(block);
-      block = promises_.acquire(row, g, ready);
-      tail.copy_to = block.value();
-      blocks.set(arena(), logical, block);
-      tables_.note_entries(row, g, logical);
-    }
-    blocks_.set_written(g, block, {std::min(size, end - logical * size), row, step.ticket});
-  }
-  const std::int32_t first_new = blocks.size();  // behind `have` where a block is reused
-  if (first_new > have) tail.valid_before = TailChange::kReused;
-  blocks.grow(arena(), blocks_for(g, end));
-  for (; have < blocks.size(); ++have) {
-    const BlockId block =
-        have < first_new ? blocks.at(arena(), have) : promises_.acquire(row, g, ready);
-    blocks.set(arena(), have, block);
-    blocks_.set_written(g, block, {std::min(size, end - have * size), row, step.ticket});
-  }
-  const BlockId first = blocks.at(arena(), block_of(g, write_begin));
-  tail.slot = first.value() * size + group(g).size.offset_of(write_begin);
 }
 
 Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t> tokens,

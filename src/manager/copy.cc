@@ -150,9 +150,9 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
-               sequences, groups, tree, blocks, tables, promises, append_rules, borders, caller_ids,
-               pins, transfers, load_blocks, scratch, victims, ended, steps, unnamed, forgets,
-               offers] = other;
+               sequences, groups, tree, blocks, tables, spans, promises, prompts, append_rules,
+               borders, table_blocks, caller_ids, pins, transfers, load_blocks, scratch, victims,
+               ended, steps, unnamed, forgets, offers] = other;
   tree_->copy_from(*tree);
   blocks_.copy_from(blocks);
 

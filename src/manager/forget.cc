@@ -56,7 +56,7 @@ bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path,
         i < end ? pending[i - on_tree] : more[static_cast<std::size_t>(i - end)];
     if (token != kUnnamed && token != path.tokens[static_cast<std::size_t>(i)]) return false;
   }
-  return same_media(media_of(s), path.media, on_tree, size);
+  return same_media(spans_.media_of(s), path.media, on_tree, size);
 }
 
 // The same of the sequence and the load that it waits for.

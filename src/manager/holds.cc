@@ -52,7 +52,7 @@ Result<HoldId> KVCacheManager::hold_blocks(GroupId group, std::span<const std::i
   KVFOLIO_RETURN_IF_ERROR(m.check_sharing(tables));
   BlockTable& held = m.transfers_.held(hold);
   if (!held.reserve(m.arena(), static_cast<std::int32_t>(blocks.size()))) {
-    return m.table_entries_full("hold_blocks", static_cast<std::int64_t>(blocks.size()));
+    return m.spans_.full("hold_blocks", static_cast<std::int64_t>(blocks.size()));
   }
   held.assign(m.arena(), blocks);
   if (!mutant(Mutant::kHoldDoesNotKeep)) {

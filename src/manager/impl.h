@@ -5,13 +5,13 @@
 // verbs over them. A public call is defined where its verb lives; what several verbs share is a
 // function of Impl.
 //   manager.cc    creation (options.h)
-//   sequences.cc  open, probe, fork, close, preempt (rows.h, sequence.h)
+//   sequences.cc  open, probe, fork, close, preempt (rows.h, sequence.h, prompts.h)
 //   adopt.cc      adopt
 //   truncate.cc   truncate, clear, trim (tables.h)
 //   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
-//   append.cc     append (append_rules.h)
+//   append.cc     append (append_rules.h, sequence_spans.h, table_blocks.h)
 //   admit.cc      whether appends would succeed
 //   reserve.cc    appends that are never short of blocks (promises.h)
 //   each.cc       one token for each of many sequences
@@ -64,11 +64,14 @@
 #include "manager/op_codes.h"
 #include "manager/pin_set.h"
 #include "manager/promises.h"
+#include "manager/prompts.h"
 #include "manager/ranked_rows.h"
 #include "manager/room.h"
 #include "manager/rows.h"
 #include "manager/sequence.h"
+#include "manager/sequence_spans.h"
 #include "manager/step_log.h"
+#include "manager/table_blocks.h"
 #include "manager/tables.h"
 #include "manager/transfers.h"
 #include "manager/unnamed_tokens.h"
@@ -195,7 +198,6 @@ class KVCacheManager::Impl {
   }
   void give_row(std::int32_t row, bool aborted) noexcept;
   void untake_row(std::int32_t row) noexcept;
-  [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
   // Where the span begins that attends to itself and that lies on both sides of position p; kNever
   // if there is none. A step that ends inside such a span attends only to the part it already has.
   [[nodiscard]] std::int32_t cut_span(const Sequence& s, std::int32_t p) const noexcept {
@@ -208,23 +210,13 @@ class KVCacheManager::Impl {
                                     std::int64_t count) const {
     return check_growth(what, count, s.length, s.has_limit ? details(s).max_tokens : 0);
   }
-  [[nodiscard]] std::int32_t kept_tokens(const PrefixMatch& match) const noexcept;
-  [[nodiscard]] bool reserve_for_hit(std::int32_t row, const PrefixMatch& match) noexcept;
-  [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
-  [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
-  // A sequence of `end` tokens has so many: entries of its tables and tokens that it keeps itself.
-  [[nodiscard]] std::int64_t words_for(const Sequence& s, std::int32_t end) const noexcept;
-  // What a hit of `held` tokens leaves behind in its last blocks, which may end inside.
-  void note_tail_of_hit(std::int32_t row, std::int32_t held) noexcept;
   void end_sequence(std::int32_t row) noexcept;
-  void release_blocks(std::int32_t row) noexcept;
   void forget_sequence(std::int32_t row, bool aborted) noexcept;
   // adopt.cc
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
                                      std::int32_t num_tokens);
   // truncate.cc
   [[nodiscard]] Status check_truncate(std::int32_t row, std::int32_t n) const;
-  void truncate_blocks(std::int32_t row, std::int32_t n) noexcept;
   void drop_pending_beyond(Sequence& s) noexcept;
   void truncate_to(std::int32_t row, std::int32_t n) noexcept;
   // pins.cc
@@ -236,7 +228,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
   [[nodiscard]] Status check_done(const Step& step) const;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
-  void move_windows(std::int32_t row) noexcept;
   [[nodiscard]] std::int32_t settled_by(const Step& step, std::int32_t entry) const noexcept;
   void end_step(Step& step, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
@@ -266,29 +257,12 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status append_to(std::int32_t row, std::string_view what,
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
-  // It has what open() found, or a load behind it brought, and no step has added to that.
-  [[nodiscard]] bool stands_at_open(std::int32_t row) const noexcept {
-    const Sequence& s = rows_[row];
-    return !s.has_planned && s.length == details(row).found_tokens;
-  }
-  [[nodiscard]] std::uint64_t hash_of_head(std::int32_t row) const noexcept;
-  [[nodiscard]] bool is_prompt(std::int32_t row,
-                               std::span<const std::int32_t> tokens) const noexcept;
-  void note_found_of_child(std::int32_t parent, std::int32_t child, bool publishes) noexcept;
-  [[nodiscard]] Status check_not_again(std::int32_t row, std::string_view what,
-                                       std::span<const std::int32_t> tokens) const;
   // It may grow: it is in no step, and no load or draft is open.
   [[nodiscard]] Status check_growing(std::int32_t row, std::string_view what) const;
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
   // The open step, if there is one, takes appends.
   [[nodiscard]] Status check_step(std::string_view what) const;
-  // Words for tokens that the sequence keeps itself, when it is `end` tokens long.
-  [[nodiscard]] std::int64_t pending_words(const Sequence& s, std::int32_t end) const noexcept {
-    return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
-  }
-  [[nodiscard]] bool reserve_spans(std::int32_t row, std::int32_t end, bool with_pending) noexcept;
-  [[nodiscard]] bool reserve_for(std::int32_t row, std::int32_t end) noexcept;
-  void shrink_to_need(std::int32_t row) noexcept;
+  [[nodiscard]] bool grow_spans(std::int32_t row, std::int32_t end) noexcept;
   void join(Step& step, std::int32_t row, const std::int32_t* tokens, std::int32_t count,
             std::int32_t write_begin, std::int32_t draft, bool overwrites) noexcept;
   [[nodiscard]] bool may_append_inside(const std::int32_t* tokens,
@@ -303,8 +277,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] PrefixMatch hit_behind(std::int32_t row,
                                        std::span<const std::int32_t> prompt) const noexcept;
   [[nodiscard]] Status check_room(const LoadPlan& plan) const;
-  void replace_entries(std::int32_t row, std::int32_t g, std::int32_t first,
-                       std::span<const std::int32_t> entries) noexcept;
   void grow_without_step(std::int32_t row, std::int32_t end, const std::int32_t* tokens,
                          const Transfers::Prompt& prompt) noexcept;
   void take_hit(std::int32_t row, std::span<const std::int32_t> prompt, LoadPlan& plan) noexcept;
@@ -328,8 +300,6 @@ class KVCacheManager::Impl {
                                    const std::int32_t* tokens, std::int32_t& num_done);
   [[nodiscard]] static Status check_sizes(std::string_view what, std::size_t sequences,
                                           std::size_t tokens);
-  void apply_append(Step& step, std::int32_t row, std::int32_t g, std::int32_t write_begin,
-                    std::int32_t end, const Demand& needs) noexcept;
   [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,
                              std::int64_t count) const noexcept {
     return s.replay && count > 0 && tokens != nullptr && tokens[0] == details(s).replay_token;
@@ -394,9 +364,13 @@ class KVCacheManager::Impl {
   const SpanArena& arena() const noexcept { return tables_.arena(); }
 
   Tables tables_;
+  SequenceSpans spans_{rows_, tables_, groups_, tree_};
   Promises promises_{rows_, tables_, groups_, steps_, blocks_, options_.order};
+  Prompts prompts_{rows_, tables_, tree_};
   AppendRules append_rules_{rows_, tables_, groups_, tree_, steps_, blocks_, promises_};
   Borders borders_{rows_, tables_, groups_, tree_, blocks_};
+  TableBlocks table_blocks_{rows_,   tables_,   groups_,  steps_,
+                            blocks_, promises_, borders_, options_.order};
   CallerIds caller_ids_;  // of open sequences
   PinSet pins_;
   Transfers transfers_;

@@ -5,8 +5,6 @@
 // they let go of it (leave_load()), and its blocks stay with the load (transfers.h). LoadBlocks
 // says which blocks a load takes.
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 
@@ -58,7 +56,8 @@ bool KVCacheManager::Impl::runs_with(std::int32_t row,
   if (!s.publishes) return true;
   const auto on_tree = static_cast<std::size_t>(s.place.position);
   const auto kept = static_cast<std::size_t>(s.length - s.place.position);
-  return tree_->begins_with(s.place, tree_->root_of(s.place), prompt.first(on_tree), media_of(s)) &&
+  return tree_->begins_with(s.place, tree_->root_of(s.place), prompt.first(on_tree),
+                            spans_.media_of(s)) &&
          std::equal(prompt.begin() + s.place.position, prompt.begin() + s.length,
                     arena().at(s.pending), arena().at(s.pending) + kept);
 }
@@ -69,7 +68,8 @@ PrefixMatch KVCacheManager::Impl::hit_behind(std::int32_t row,
   const Sequence& s = rows_[row];
   if (!s.publishes) return {};  // it has left its root
   const auto size = static_cast<std::int32_t>(prompt.size());
-  const PrefixMatch hit = tree_->match(tree_->root_of(s.place), prompt, media_of(s), size, false);
+  const PrefixMatch hit =
+      tree_->match(tree_->root_of(s.place), prompt, spans_.media_of(s), size, false);
   return hit.tokens > s.length && fits_promises(hit, size) ? hit : PrefixMatch{};
 }
 
@@ -89,43 +89,22 @@ Status KVCacheManager::Impl::check_room(const LoadPlan& plan) const {
 
 // ---- blocks change hands ----
 
-// The table's entries from logical block `first` on are these: their references are the table's
-// now. What stood there is let go.
-void KVCacheManager::Impl::replace_entries(std::int32_t row, std::int32_t g, std::int32_t first,
-                                           std::span<const std::int32_t> entries) noexcept {
-  BlockTable& blocks = table(row, g);
-  promises_.let_go(row, g, first, blocks.size(), rows_[row].length);
-  blocks.truncate(first);
-  blocks.grow(arena(), first + static_cast<std::int32_t>(entries.size()));
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    blocks.set(arena(), first + static_cast<std::int32_t>(i), BlockId(entries[i]));
-  }
-  tables_.note_entries(row, g, first);
-}
-
 // The sequence has the tokens up to `end`, whose blocks are in its tables. Requires: `tokens` are
 // those behind its length, and there is room for them.
 void KVCacheManager::Impl::grow_without_step(std::int32_t row, std::int32_t end,
                                              const std::int32_t* tokens,
                                              const Transfers::Prompt& prompt) noexcept {
   Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
-  if (stands_at_open(row)) {
-    d.found_tokens = end;
-    if (prompt.tokens > d.prompt_tokens) {
-      d.prompt_tokens = prompt.tokens;
-      d.tail_hash = prompt.tail_hash;
-    }
-  }
+  prompts_.note_loaded(row, end, prompt);
   if (s.publishes) {
     std::copy_n(tokens, end - s.length, arena().at(s.pending) + (s.length - s.place.position));
   }
-  s.length = s.accepted = d.settled = end;
+  s.length = s.accepted = details(row).settled = end;
   s.replay = false;
   s.used = true;
   victims_.note_change(row);
   publish(row, false);
-  move_windows(row);
+  table_blocks_.move_windows(row);
 }
 
 // The sequence gets what the cache has. Requires: the hits are held.
@@ -136,9 +115,9 @@ void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const auto hits =
         std::as_const(plan.hits[static_cast<std::size_t>(g)]).blocks(std::as_const(*this).arena());
-    replace_entries(row, g, block_of(g, length), hits);
+    table_blocks_.replace(row, g, block_of(g, length), hits);
   }
-  note_tail_of_hit(row, plan.begin);
+  table_blocks_.note_hit(row, plan.begin);
   grow_without_step(row, plan.begin, prompt.data() + length, plan.prompt);
 }
 
@@ -176,23 +155,19 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
   plan.end = end;
   plan.hit = hit_behind(row, prompt);
   plan.begin = std::max(rows_[row].length, plan.hit.tokens);
-  const bool has_spans = reserve_spans(row, plan.end, true) &&
-                         load_blocks_.lay_out(row, whole, media_of(rows_[row]), plan);
+  const bool has_spans = spans_.grow(row, plan.end, true) &&
+                         load_blocks_.lay_out(row, whole, spans_.media_of(rows_[row]), plan);
   Status status = has_spans ? check_room(plan)
-                            : table_entries_full("begin_load", 2 * words_for(rows_[row], plan.end));
+                            : spans_.full("begin_load", 2 * spans_.words_for(rows_[row], plan.end));
   if (!status.ok()) {
     load_blocks_.drop(plan);
-    shrink_to_need(row);
+    spans_.shrink_to_need(row);
     return status;
   }
   // Nothing fails from here on.
   SequenceDetails& d = details(row);
   d.admitted = std::max(d.admitted, plan.end);  // the room stays
-  if (stands_at_open(row)) {
-    const auto tail = whole.subspan(static_cast<std::size_t>(d.head_tokens));
-    plan.prompt = {static_cast<std::int32_t>(whole.size()),
-                   XXH3_64bits(tail.data(), tail.size_bytes())};
-  }
+  plan.prompt = prompts_.behind(row, whole);
   load_blocks_.hold(plan);
   take_hit(row, prompt, plan);
   load_blocks_.take(plan);
@@ -293,7 +268,7 @@ void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noex
       ++arrived;
     }
     transfers_.set_waiting(number, g, transfers_.num_waiting(number, g) - arrived);
-    replace_entries(row, g, first, entries);
+    table_blocks_.replace(row, g, first, entries);
     std::fill(entries.begin(), entries.end(), BlockTable::kDropped);
   }
   counters_.tokens_loaded += static_cast<std::uint64_t>(end - load.begin);
@@ -319,7 +294,7 @@ Result<std::int32_t> KVCacheManager::finish_load(LoadId id, std::int32_t num_tok
   if (load.row != Transfers::kNone) {
     const std::int32_t good_end = std::min(load.begin + num_tokens, load.sound_end);
     const std::int32_t end =
-        m.load_blocks_.stands_to(number, good_end, m.media_of(m.rows_[load.row]));
+        m.load_blocks_.stands_to(number, good_end, m.spans_.media_of(m.rows_[load.row]));
     stands = end - load.begin;
     m.rows_[load.row].has_load = false;
     if (stands > 0) m.hand_over(number, end);
@@ -362,7 +337,7 @@ Result<Loadable> KVCacheManager::loadable(SequenceId id, std::span<const std::in
   Loadable answer;
   answer.begin = std::max(s.length, m.hit_behind(row, limited).tokens);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    m.load_blocks_.mark_present(row, prompt, m.media_of(s), answer.begin, g,
+    m.load_blocks_.mark_present(row, prompt, m.spans_.media_of(s), answer.begin, g,
                                 has[static_cast<std::size_t>(g)]);
   }
   const auto reach = [&](std::int32_t g, std::int32_t logical) {
@@ -372,7 +347,7 @@ Result<Loadable> KVCacheManager::loadable(SequenceId id, std::span<const std::in
   };
   answer.end = std::max(answer.begin,
                         joint_hit(
-                            limit, answer.begin, m.media_of(s), m.num_groups(),
+                            limit, answer.begin, m.spans_.media_of(s), m.num_groups(),
                             [&](std::int32_t g) -> const GroupRule& { return m.group(g).rule; },
                             [&](std::int32_t g) { return m.block_size(g); }, reach));
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {

@@ -52,9 +52,7 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
   }
   if (!room) {
     for (std::int32_t g = 0; g < m.num_groups(); ++g) m.pins_.table(pin, g).release(m.arena());
-    std::int64_t wanted = 0;
-    for (std::int32_t g = 0; g < m.num_groups(); ++g) wanted += m.blocks_for(g, match.tokens);
-    return m.table_entries_full("pin", wanted);
+    return m.spans_.full("pin", m.spans_.table_words(match.tokens));
   }
   for (std::int32_t g = 0; g < m.num_groups() && match.tokens > 0; ++g) {
     BlockTable& blocks = m.pins_.table(pin, g);

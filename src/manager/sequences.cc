@@ -3,8 +3,6 @@
 // Sequences: arguments that several calls share, rows, and how a sequence begins and ends. What it
 // holds meanwhile changes in append.cc, truncate.cc and adopt.cc.
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -99,19 +97,6 @@ Status KVCacheManager::Impl::check_growth(std::string_view what, std::int64_t co
           concat(what, " of ", count, " tokens: full: ", length, " of ", max_tokens, " tokens")};
 }
 
-std::int64_t KVCacheManager::Impl::words_for(const Sequence& s, std::int32_t end) const noexcept {
-  std::int64_t words = pending_words(s, end);
-  for (std::int32_t g = 0; g < num_groups(); ++g) words += blocks_for(g, end);
-  return words;
-}
-
-Status KVCacheManager::Impl::table_entries_full(std::string_view what, std::int64_t wanted) const {
-  return {ErrorCode::kResourceExhausted,
-          concat(what, ": no room for ", wanted, " table entries and unpublished tokens: ",
-                 arena().free_words(), " of ", arena().num_words(),
-                 " words are free, given out in powers of two; raise max_table_entries")};
-}
-
 // ---- rows ----
 
 std::int32_t KVCacheManager::Impl::take_row() noexcept {
@@ -151,11 +136,7 @@ Status KVCacheManager::Impl::no_row(std::string_view what, std::string_view advi
 
 // Everything that the row owned is given back already.
 void KVCacheManager::Impl::give_row(std::int32_t row, bool aborted) noexcept {
-  Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
-  arena().release(s.pending);
-  arena().release(d.media);
-  tables_.release(row);
+  spans_.release(row);
   victims_.forget(row);
   rows_.end(row, aborted);
   if (row_is_used(row) && !mutant(Mutant::kRowGivenAwayInFlight)) {
@@ -173,29 +154,11 @@ void KVCacheManager::Impl::untake_row(std::int32_t row) noexcept {
 }
 
 std::int32_t KVCacheManager::Impl::find_cut_span(const Sequence& s, std::int32_t p) const noexcept {
-  const std::span<const MediaSpan> media = media_of(s);
+  const std::span<const MediaSpan> media = spans_.media_of(s);
   const auto span =
       std::partition_point(media.begin(), media.end(), [&](const auto& m) { return m.end <= p; });
   if (span == media.end() || !span->attends_to_itself || span->begin >= p) return kNever;
   return span->begin;
-}
-
-std::span<const MediaSpan> KVCacheManager::Impl::media_of(const Sequence& s) const noexcept {
-  if (!s.has_media) return {};
-  const SequenceDetails& d = details(s);
-  return {reinterpret_cast<const MediaSpan*>(arena().at(d.media)),
-          static_cast<std::size_t>(d.num_media)};
-}
-
-bool KVCacheManager::Impl::keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept {
-  static_assert(alignof(MediaSpan) == alignof(std::int32_t) && sizeof(MediaSpan) % 4 == 0);
-  if (media.empty()) return true;
-  SequenceDetails& d = details(s);
-  if (!arena().reserve(d.media, static_cast<std::int64_t>(media.size_bytes() / 4), 0)) return false;
-  std::memcpy(arena().at(d.media), media.data(), media.size_bytes());
-  d.num_media = static_cast<std::int32_t>(media.size());
-  s.has_media = true;
-  return true;
 }
 
 // ---- open ----
@@ -215,38 +178,6 @@ Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
   return m.fits_promises(match, size) ? match.tokens : 0;
 }
 
-// The tokens of a hit that the tree keeps for the sequence; it keeps the others itself.
-std::int32_t KVCacheManager::Impl::kept_tokens(const PrefixMatch& match) const noexcept {
-  return match.tokens / tree_->unit() * tree_->unit();
-}
-
-// Room for the tables of a hit and for the tokens that the sequence keeps of it. False: there is
-// none, and the sequence has no tables.
-bool KVCacheManager::Impl::reserve_for_hit(std::int32_t row, const PrefixMatch& match) noexcept {
-  Sequence& s = rows_[row];
-  // Off the root there is room for a unit, which truncate() may bring back.
-  const std::int64_t own = kept_tokens(match) > 0 ? tree_->unit() : match.tokens;
-  bool room = !s.publishes || arena().reserve(s.pending, own, 0);
-  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-    room = table(row, g).reserve(arena(), blocks_for(g, match.held_tokens()));
-  }
-  if (room) return true;
-  arena().release(s.pending);
-  tables_.release(row);
-  return false;
-}
-
-// A sequence that revives a tail without a holder becomes its writer.
-void KVCacheManager::Impl::note_tail_of_hit(std::int32_t row, std::int32_t held) noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (mutant(Mutant::kHitReferencedLate)) break;
-    const std::int32_t offset = group(g).size.offset_of(held);
-    if (offset == 0) continue;
-    const BlockId tail = table(row, g).at(arena(), block_of(g, held));
-    blocks_.note_hit_inside(g, tail, offset, row);
-  }
-}
-
 Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                                           const OpenOptions& options, std::string_view what) {
   KVFOLIO_RETURN_IF_ERROR(check_open(what, tokens, options));
@@ -256,9 +187,9 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   if (row < 0) return no_row(what, "; close one or raise max_sequences");
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
-  if (!keep_media(s, options.media)) {
+  if (!spans_.keep_media(s, options.media)) {
     untake_row(row);
-    return table_entries_full(what, static_cast<std::int64_t>(options.media.size_bytes() / 4));
+    return spans_.full(what, static_cast<std::int64_t>(options.media.size_bytes() / 4));
   }
 
   const bool wants = options_.prefix_cache && options.prefix_cache;
@@ -277,9 +208,9 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                             ? tree_->match(root, tokens, options.media, size - 1, size > 0)
                             : PrefixMatch{.run = root};
     // Caching never takes room: without table entries for the hit it is a miss.
-    if (!fits_promises(match, size) || !reserve_for_hit(row, match)) match = {.run = root};
+    if (!fits_promises(match, size) || !spans_.grow_for_hit(row, match)) match = {.run = root};
     const std::int32_t held = match.held_tokens();
-    const std::int32_t kept = kept_tokens(match);
+    const std::int32_t kept = spans_.kept_tokens(match);
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       table(row, g).grow(arena(), blocks_for(g, held));
       tree_->fill_table(match, GroupId(g), table(row, g).blocks(arena()));
@@ -291,7 +222,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     promises_.share([&](const auto& visit) {
       for (std::int32_t g = 0; g < num_held; ++g) visit(g, table(row, g).blocks(arena()));
     });
-    note_tail_of_hit(row, held);
+    table_blocks_.note_hit(row, held);
     borders_.note_prompt(row, size);
     if (publishes) {
       std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.pending));
@@ -302,14 +233,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     d.found_tokens = match.tokens;
     blocks_.note_peak();
   }
-  d.prompt_tokens = static_cast<std::int32_t>(tokens.size());
-  d.head_tokens = d.found_tokens;
-  if (d.found_tokens > 0 || options_.max_transfers > 0) {
-    const auto head = tokens.first(static_cast<std::size_t>(d.head_tokens));
-    const auto tail = tokens.subspan(head.size());
-    if (!s.publishes) d.head_hash = XXH3_64bits(head.data(), head.size_bytes());
-    d.tail_hash = XXH3_64bits(tail.data(), tail.size_bytes());
-  }
+  prompts_.keep(row, tokens, options_.max_transfers > 0);
   d.max_tokens = options.max_tokens;
   s.has_limit = options.max_tokens > 0;
   s.late_names = options.late_names;
@@ -323,16 +247,6 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 }
 
 // ---- fork ----
-
-// The child has no plan of its own, so what its parent stood at would look like its beginning.
-void KVCacheManager::Impl::note_found_of_child(std::int32_t parent, std::int32_t child,
-                                               bool publishes) noexcept {
-  const bool stands = stands_at_open(parent);
-  if (!stands) details(child).found_tokens = -1;
-  if (stands && rows_[parent].publishes && !publishes) {
-    details(child).head_hash = hash_of_head(parent);
-  }
-}
 
 Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions& options) {
   KVFOLIO_RECORDED(kFork, fork(parent_id, options), parent_id, options);
@@ -350,34 +264,17 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   if (row < 0) return m.no_row("fork", "; close one or raise max_sequences");
   Sequence& parent = m.rows_[from];
   Sequence& child = m.rows_[row];
-  const std::int64_t pending_size = m.pending_words(parent, parent.length);
-  const std::int64_t unit = parent.publishes && parent.place.position > 0 ? m.tree_->unit() : 0;
-  const auto reserve_tables = [&] {
-    bool room = true;
-    for (std::int32_t g = 0; g < m.num_groups() && room; ++g) {
-      room = m.table(row, g).reserve(m.arena(), m.table(from, g).size());
-    }
-    return room;
-  };
-  bool room = m.keep_media(child, m.media_of(parent));
-  bool publishes = parent.publishes;
-  if (room &&
-      !(m.arena().reserve(child.pending, std::max(pending_size, unit), 0) && reserve_tables())) {
-    // Tokens are kept for the cache alone: without room for them the child does not publish.
-    m.arena().release(child.pending);
-    publishes = false;
-    room = parent.publishes && reserve_tables();
-  }
-  if (!room) {
+  bool publishes = false;
+  if (!m.spans_.grow_for_fork(from, row, publishes)) {
     m.untake_row(row);
-    return m.table_entries_full("fork", m.words_for(parent, parent.length));
+    return m.spans_.full("fork", m.spans_.words_for(parent, parent.length));
   }
   const ArenaSpan pending = child.pending;
   const ArenaSpan media = m.details(row).media;
   m.rows_.copy_sequence(from, row);
   SequenceDetails& child_details = m.details(row);
   child_details.admitted = 0;
-  m.note_found_of_child(from, row, publishes);
+  m.prompts_.note_fork(from, row, publishes);
   child_details.reuse_step = 0;
   child_details.media = media;
   child_details.priority = options.priority;
@@ -389,7 +286,10 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   child.has_load = false;
   child.publishes = publishes;
   child.place = publishes ? m.tree_->copy(parent.place) : Place();
-  if (publishes) std::copy_n(m.arena().at(parent.pending), pending_size, m.arena().at(pending));
+  if (publishes) {
+    std::copy_n(m.arena().at(parent.pending), m.spans_.pending_words(parent, parent.length),
+                m.arena().at(pending));
+  }
   m.counters_.publications_skipped += parent.publishes && !publishes ? 1 : 0;
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     BlockTable& to = m.table(row, g);
@@ -415,12 +315,6 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
 
 // ---- close ----
 
-void KVCacheManager::Impl::release_blocks(std::int32_t row) noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    promises_.let_go(row, g, 0, table(row, g).size(), 0);
-  }
-}
-
 void KVCacheManager::Impl::forget_sequence(std::int32_t row, bool aborted) noexcept {
   tree_->leave(rows_[row].place);
   give_row(row, aborted);
@@ -441,7 +335,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
     // nothing is written below their valid tokens, and its table tells where they are. Beyond that
     // many sequences, they are not published.
     borders_.take_back(row);
-    release_blocks(row);
+    table_blocks_.let_go(row);
     victims_.forget(row);
     rows_.close_later(row);
     return;
@@ -449,7 +343,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   publish(row, true);
   borders_.note_last(row);
   borders_.take_back(row);
-  release_blocks(row);
+  table_blocks_.let_go(row);
   forget_sequence(row, false);
 }
 

@@ -337,7 +337,7 @@ class StateReader::Writer {
     put(s.has_limit ? d.max_tokens : 0);
     put(d.priority);
     put(d.admitted);
-    const std::span<const MediaSpan> media = m_.media_of(s);
+    const std::span<const MediaSpan> media = m_.spans_.media_of(s);
     put(media.size());
     for (const MediaSpan& span : media) {
       put(span.begin);

@@ -61,47 +61,7 @@ Result<Ticket> KVCacheManager::begin_step(const StepOptions& options) {
 void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   const StepEntry& e = step.entries[entry];
   Sequence& s = rows_[e.row];
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& blocks = table(e.row, g);
-    const TailChange& tail = step.change(entry, g);
-    const std::int32_t have = blocks_for(g, e.write_begin);
-    // Blocks that the append took, and of these the ones that did not lie ready.
-    const std::int32_t num_taken = blocks.size() - have + (tail.copy_to >= 0 ? 1 : 0) -
-                                   (tail.valid_before == TailChange::kReused ? 1 : 0);
-    std::int32_t from_pool = promises_.num_from_pool(e.row, g, num_taken);
-    for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
-      const BlockId block = blocks.at(arena(), logical);
-      const bool reused = logical == have && tail.valid_before == TailChange::kReused;
-      if (reused && promises_.has(e.row)) {
-        promises_.set_aside_reused(e.row, g, block);
-      } else if (reused && options_.order == Order::kInOrder) {
-        blocks_.let_go(g, block, true);  // steps in flight may read what it held
-      } else if (reused) {
-        blocks_.free_unwritten(g, block);
-      } else {
-        promises_.give_back(e.row, g, block, from_pool);
-      }
-    }
-    blocks.truncate(have);
-    step.num_displaced -= tail.source >= 0 ? 1 : 0;
-    const BlockId source(tail.source);
-    if (tail.copy_to >= 0) {
-      promises_.give_back(e.row, g, BlockId(tail.copy_to), from_pool);
-      blocks_.take_from_step(g, source);
-      blocks.set(arena(), have - 1, source);
-      tables_.note_entries(e.row, g, have - 1);
-    } else if (source.valid() && e.replay_before) {
-      blocks_.take_from_step(g, source);
-      blocks.grow(arena(), have + 1);
-      blocks.set(arena(), have, source);
-    } else if (source.valid()) {
-      promises_.disown(e.row, g, source);
-      blocks_.let_go_of_source(g, source);
-    } else if (tail.valid_before >= 0) {
-      const BlockId block = blocks.at(arena(), have - 1);
-      blocks_.set_written(g, block, {tail.valid_before, tail.writer_before, tail.written_before});
-    }
-  }
+  table_blocks_.undo(step, entry);
   step.planned_changes = false;
   promises_.undo(e.row);
   victims_.undo_use(e.row, e.last_use_before);
@@ -174,39 +134,6 @@ Status KVCacheManager::drop(Ticket ticket) {
 }
 
 // ---- commit ----
-
-// Window groups give back what no later query reads.
-void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
-  Sequence& s = rows_[row];
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!windowed(g)) continue;
-    const GroupRule& rule = group(g).rule;
-    std::int32_t keep_from = rule.keep_from(s.accepted);
-    if (mutant(Mutant::kWindowReleasedBeforeCommit) && s.step_entry >= 0) {
-      keep_from = std::min(rule.keep_from(s.length), group(g).size.begin_of(s.accepted));
-    }
-    // Without order the newest blocks are published at complete(): until then they stay, or no
-    // prompt longer than the window would ever be found.
-    if (options_.order == Order::kUnordered && s.publishes && !steps_.is_complete(s.last_ticket)) {
-      keep_from = std::min(keep_from, s.place.position);
-    }
-    std::int32_t& begin = tables_.window_begin(row, g);
-    begin = std::max(begin, blocks_for(g, rule.num_sinks()));
-    const std::int32_t first = begin;
-    begin = std::max(begin, block_of(g, keep_from));
-    if (first == begin) continue;  // sinks may reach beyond the table
-    // Tails first, as everywhere: the head is what others share.
-    for (std::int32_t head = first; mutant(Mutant::kHeadsBeforeTails) && head < begin; ++head) {
-      promises_.let_go(row, g, head, head + 1, s.length);
-      table(row, g).set(arena(), head, BlockId());
-    }
-    promises_.let_go(row, g, first, begin, s.length);
-    for (std::int32_t logical = first; logical < begin; ++logical) {
-      table(row, g).set(arena(), logical, BlockId());
-    }
-  }
-  borders_.move(row);
-}
 
 // Up to where the sequence's tokens are there before the step is complete: those in front of the
 // step's own, but none in a block that the step copies first.
@@ -292,7 +219,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     m.publish(publishing[i], false);
   }
   for (std::int32_t i = 0; i < step.num_entries && m.borders_.any(); ++i) {
-    m.move_windows(step.entries[i].row);
+    m.table_blocks_.move_windows(step.entries[i].row);
   }
   for (std::int32_t i = 0; i < step.num_entries && m.promises_.any(); ++i) {
     m.promises_.return_surplus(step.entries[i].row);
@@ -363,14 +290,14 @@ Status KVCacheManager::complete(Ticket ticket) {
       const Sequence& s = m.rows_[e.row];
       if (s.life != Impl::Life::kOpen || s.birth != e.birth) continue;
       m.publish(e.row, false);
-      m.move_windows(e.row);
+      m.table_blocks_.move_windows(e.row);
     }
     // Forks of these, made in flight, waited for the same step.
     for (const std::int32_t row : m.rows_.open()) {
       const Sequence& s = m.rows_[row];
       if (s.last_ticket != step.ticket || s.row_ticket() == step.ticket) continue;
       m.publish(row, false);
-      m.move_windows(row);
+      m.table_blocks_.move_windows(row);
     }
     m.finish_closing();
     m.free_rested_rows();
@@ -425,7 +352,7 @@ void KVCacheManager::Impl::abort_writers() noexcept {
       ++counters_.sequences_aborted;
       promises_.end(row);
       leave_load(row);
-      release_blocks(row);
+      table_blocks_.let_go(row);
     } else {
       rows_.leave_closing(row);
     }
@@ -516,7 +443,7 @@ Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
   if (length < s.length) m.truncate_to(row, length);
   s.accepted = length;
   m.publish(row, false);
-  m.move_windows(row);
+  m.table_blocks_.move_windows(row);
   m.promises_.return_surplus(row);
   return {};
 }

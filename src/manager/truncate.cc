@@ -51,17 +51,6 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t row, std::int32_t n) co
   return {};
 }
 
-// Gives back the blocks beyond n, tails first.
-void KVCacheManager::Impl::truncate_blocks(std::int32_t row, std::int32_t n) noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const std::int32_t keep = blocks_for(g, n);
-    promises_.let_go(row, g, keep, table(row, g).size(), n);
-    table(row, g).truncate(keep);
-    tables_.window_begin(row, g) = std::min(tables_.window_begin(row, g), keep);
-    tables_.note_entries(row, g, keep);
-  }
-}
-
 // The tokens that the sequence itself keeps end with the sequence, or with what is exact of it;
 // those before are on the tree.
 void KVCacheManager::Impl::drop_pending_beyond(Sequence& s) noexcept {
@@ -83,7 +72,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   if (n < d.found_tokens) d.found_tokens = -1;  // it does not stand there any more
   s.replay = false;
   s.used = true;
-  truncate_blocks(row, n);
+  table_blocks_.truncate(row, n);
   s.length = n;
   s.accepted = std::min(s.accepted, n);
   d.settled = std::min(d.settled, n);
@@ -163,10 +152,7 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
     const auto drop = [&](std::int32_t from, std::int32_t end) {
       const std::int32_t first = (end + size - 1) / size;
       if (first > from) return;
-      m.promises_.let_go(row, g, first, from + 1, s.length);
-      for (std::int32_t logical = first; logical <= from; ++logical) {
-        m.table(row, g).set(m.arena(), logical, BlockId());
-      }
+      m.table_blocks_.drop(row, g, first, from + 1, s.length);
     };
     // What lies within the old gap is gone already and need not be looked at: a sequence that is
     // trimmed for each token pays for that token.

@@ -59,7 +59,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
   // The tree is full: the coldest blocks go, but not all of them for the sake of one sequence.
   constexpr int kMostEvictions = 64;
-  const std::span<const MediaSpan> media = media_of(s);
+  const std::span<const MediaSpan> media = spans_.media_of(s);
   Published published;
   // Where another's block is held, ours need not be offered until something has changed.
   const auto looks_again = [&] { return d.entries_seen != blocks_.entry_changes(); };
@@ -90,21 +90,13 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   if (moved > 0 && rest > 0) {
     std::memmove(kept, kept + moved, static_cast<std::size_t>(rest) * 4);
   }
-  // A long prompt needed room for all of it. A unit, which truncate() may bring back, stays, and
-  // so does what admit() promised.
-  const std::int64_t needed =
-      std::max({std::int64_t{rest}, std::int64_t{2} * unit, pending_words(s, d.admitted)});
-  if (SpanArena::capacity(s.pending) > 8 * (needed + SpanArena::kGranule)) {
-    arena().shrink(s.pending, needed);
-  }
+  spans_.shrink_pending(row, rest);
 }
 
 void KVCacheManager::Impl::stop_publishing(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
   borders_.drop(row);
-  // Also of one that is in its first step, which undo() may take back.
-  const bool may_stand = !s.has_planned && details(row).found_tokens <= s.length;
-  if (may_stand && details(row).found_tokens >= 0) details(row).head_hash = hash_of_head(row);
+  prompts_.note_unpublished(row);
   s.publishes = false;
   tree_->leave(s.place);
   arena().release(s.pending);
