@@ -36,7 +36,7 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
     }
     marks[row] = 1;
   }
-  for (std::size_t i = 0; i < marked; ++i) marks[row_in(demands[i].sequence.value())] = 0;
+  for (std::size_t i = 0; i < marked; ++i) marks[PackedId::row_of(demands[i].sequence.value())] = 0;
   return answer;
 }
 
@@ -46,7 +46,7 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
                                                 std::int32_t g, std::int32_t* reused) noexcept {
   const BlockPool& pool = blocks_.pool(g);
   const auto demand_of = [&](std::size_t i) {
-    const std::int32_t row = row_in(demands[i].sequence.value());
+    const std::int32_t row = PackedId::row_of(demands[i].sequence.value());
     const Sequence& s = rows_[row];
     const std::int32_t end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
     return append_rules_.demand(row, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
@@ -54,7 +54,7 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
   // Sequences that share a tail claim it one after the other: play that, and take it back.
   std::int64_t needed = 0;
   for (std::size_t i = 0; i < demands.size(); ++i) {
-    const std::int32_t row = row_in(demands[i].sequence.value());
+    const std::int32_t row = PackedId::row_of(demands[i].sequence.value());
     const Sequence& s = rows_[row];
     const std::int64_t count = demands[i].num_tokens;
     const std::int32_t begin = s.length + (s.replay && count > 0 ? 1 : 0);
@@ -86,7 +86,7 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_demands(demands));
   const auto admitted_end = [&](std::size_t i) {
-    const Sequence& s = m.rows_[m.row_in(demands[i].sequence.value())];
+    const Sequence& s = m.rows_[PackedId::row_of(demands[i].sequence.value())];
     return s.length + static_cast<std::int32_t>(demands[i].num_tokens);
   };
   std::int32_t* reused = m.scratch_.data() + m.rows_.size();  // by demand: groups, by bit
@@ -100,17 +100,17 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
   Status answer = plan.fits() ? Status() : m.shortage(plan);
   std::size_t kept = 0;  // demands with room for their table entries
   for (; answer.ok() && kept < demands.size(); ++kept) {
-    const std::int32_t row = m.row_in(demands[kept].sequence.value());
+    const std::int32_t row = PackedId::row_of(demands[kept].sequence.value());
     // Tokens may find no room: then the append stops publishing.
     const std::int32_t end = admitted_end(kept);
     if (m.spans_.grow(row, end, true) || m.spans_.grow(row, end, false)) continue;
     answer = m.spans_.full("admit", m.spans_.words_for(m.rows_[row], end));
-    while (kept-- > 0) m.spans_.shrink_to_need(m.row_in(demands[kept].sequence.value()));
+    while (kept-- > 0) m.spans_.shrink_to_need(PackedId::row_of(demands[kept].sequence.value()));
     break;
   }
   for (std::size_t i = 0; i < demands.size(); ++i) {
     if (answer.ok()) {
-      SequenceDetails& d = m.details(m.row_in(demands[i].sequence.value()));
+      SequenceDetails& d = m.details(PackedId::row_of(demands[i].sequence.value()));
       if (d.reuse_step != m.append_rules_.next_step()) d.reuse = 0;
       d.reuse |= static_cast<std::uint16_t>(reused[i]);
       d.reuse_step = m.append_rules_.next_step();
@@ -119,7 +119,7 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
   }
   KVFOLIO_RETURN_IF_ERROR(answer);
   for (std::size_t i = 0; i < demands.size(); ++i) {
-    std::int32_t& admitted = m.details(m.row_in(demands[i].sequence.value())).admitted;
+    std::int32_t& admitted = m.details(PackedId::row_of(demands[i].sequence.value())).admitted;
     admitted = std::max(admitted, admitted_end(i));
   }
   return {};
@@ -206,9 +206,9 @@ Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan,
 Status KVCacheManager::Impl::check_prospect(std::span<const std::int32_t> tokens,
                                             const OpenOptions& options,
                                             std::int64_t num_more) const {
-  KVFOLIO_RETURN_IF_ERROR(check_open("admit", tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_open("admit", tokens, options, arena()));
   KVFOLIO_RETURN_IF_ERROR(check_publish("admit", options.publish));
-  KVFOLIO_RETURN_IF_ERROR(check_caller_id("admit", options.caller_id));
+  KVFOLIO_RETURN_IF_ERROR(caller_ids_.check_free("admit", options.caller_id));
   if (num_more < 0 || num_more > kMaxSequenceTokens) {
     return {ErrorCode::kInvalidArgument,
             concat("admit of ", num_more, " tokens behind a prompt, allowed: 0 to ",
@@ -249,7 +249,7 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
   const std::int64_t count = static_cast<std::int64_t>(tokens.size()) - match.tokens + num_more;
   if (count == 0) return admission;
   KVFOLIO_RETURN_IF_ERROR(m.check_step("admit"));
-  KVFOLIO_RETURN_IF_ERROR(m.check_growth("admit", count, match.tokens, options.max_tokens));
+  KVFOLIO_RETURN_IF_ERROR(check_growth("admit", count, match.tokens, options.max_tokens));
 
   const std::int32_t write_begin = match.held_tokens();
   const auto end = static_cast<std::int32_t>(match.tokens + count);

@@ -47,7 +47,7 @@ bool KVCacheManager::Impl::grow_spans(std::int32_t row, std::int32_t end) noexce
   if (spans_.grow(row, end, true)) return true;
   if (!rows_[row].publishes || !spans_.grow(row, end, false)) return false;
   ++counters_.publications_skipped;
-  stop_publishing(row);
+  publisher_.stop(row);
   return true;
 }
 
@@ -67,7 +67,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   }
   if (tokens != nullptr) {
     const std::span<const std::int32_t> named(tokens, static_cast<std::size_t>(count));
-    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, named));
+    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, named, arena()));
     const bool may_be_again = count > 1 && rows_[row].length > 0 && !replays_trust_;
     return may_be_again ? prompts_.check_not_again(row, what, named) : Status();
   }
@@ -114,7 +114,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   s.replay = false;
   s.step_entry = step.num_entries++;
   victims_.note_use(row);
-  if (mutant(Mutant::kFindableAtBegin)) publish(row, false);
+  if (mutant(Mutant::kFindableAtBegin)) publisher_.publish(row, false);
   if (mutant(Mutant::kWindowReleasedBeforeCommit)) table_blocks_.move_windows(row);
 }
 
@@ -231,11 +231,11 @@ Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,
   const std::uint64_t uses_before = m.victims_.num_uses();
   Result<Opened> opened = m.open({}, options, "open_unnamed");
   if (!opened) return std::move(opened).error();
-  Status status =
-      m.append_to(m.row_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
+  Status status = m.append_to(PackedId::row_of(opened->sequence.value()), "open_unnamed", nullptr,
+                              num_tokens, {});
   if (status.ok()) return opened->sequence;
   // The id was never returned: the next sequence gets it.
-  const std::int32_t row = m.row_in(opened->sequence.value());
+  const std::int32_t row = PackedId::row_of(opened->sequence.value());
   m.end_sequence(row);
   m.rows_.give_id_again(row);
   m.counters_ = before;

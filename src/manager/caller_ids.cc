@@ -21,6 +21,12 @@ bool CallerIds::allocate(std::int64_t rows, std::uint64_t seed) noexcept {
       static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least))));
 }
 
+Status CallerIds::check_free(std::string_view what, const std::optional<std::uint64_t>& id) const {
+  if (!id || find(*id) == kNoRow) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat(what, ": an open sequence has caller_id ", *id, " already")};
+}
+
 void CallerIds::insert(std::uint64_t id, std::int32_t row) noexcept {
   KVFOLIO_CHECK(2 * static_cast<std::size_t>(size_) < cells_.size());
   Cell& cell = cells_[cell_of(id)];

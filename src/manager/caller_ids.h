@@ -12,6 +12,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "base/hash.h"
 #include "kvfolio/fixed_array.h"
@@ -32,6 +34,9 @@ class CallerIds {
   [[nodiscard]] std::int32_t find(std::uint64_t id) const noexcept {
     return cells_[cell_of(id)].row_plus_1 - 1;
   }
+  // No row has the id, if there is one.
+  [[nodiscard]] Status check_free(std::string_view what,
+                                  const std::optional<std::uint64_t>& id) const;
   // Requires: find(id) == kNoRow, row >= 0, and fewer than `rows` ids are in the table.
   void insert(std::uint64_t id, std::int32_t row) noexcept;
   // Requires: find(id) != kNoRow.

@@ -50,7 +50,7 @@ Status KVCacheManager::Impl::Checker::ownership() const {
   KVFOLIO_RETURN_IF_ERROR(m_.rows_.check());
   std::int32_t named = 0;
   std::int64_t words = m_.arena().free_words();
-  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+  for (std::int32_t row = 0; row < m_.rows_.size(); ++row) {
     const Sequence& s = m_.rows_[row];
     const SequenceDetails& d = m_.details(row);
     words += m_.tables_.words_of(row);
@@ -83,8 +83,7 @@ Status KVCacheManager::Impl::Checker::ownership() const {
     }
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
-    const Result<SequenceId> found = m_.find_caller_id(d.caller_id);
-    if (!found || *found != m_.id_of(s)) {
+    if (m_.caller_ids_.find(d.caller_id) != row) {
       return broken(concat("caller_id ", d.caller_id, " does not find sequence ", row));
     }
   }
@@ -102,7 +101,7 @@ Status KVCacheManager::Impl::Checker::ownership() const {
         concat("the table arena has ", m_.arena().num_words(), " words, counted ", words));
   }
   std::size_t num_used = 0;  // rows without a sequence that a step uses
-  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+  for (std::int32_t row = 0; row < m_.rows_.size(); ++row) {
     num_used += m_.rows_[row].life == Life::kUnused && m_.row_is_used(row) ? 1 : 0;
   }
   for (const std::int32_t row : m_.rows_.resting()) {
@@ -123,7 +122,7 @@ Status KVCacheManager::Impl::Checker::writers(std::int32_t g) const {
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     writers += pool.writer(BlockId(b)) != BlockPool::kNobody ? 1 : 0;
   }
-  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+  for (std::int32_t row = 0; row < m_.rows_.size(); ++row) {
     const Sequence& s = m_.rows_[row];
     if (s.life != Life::kOpen) continue;
     const auto blocks = m_.table(row, g).blocks(m_.arena());
@@ -149,7 +148,7 @@ Status KVCacheManager::Impl::Checker::writers(std::int32_t g) const {
 
 // The sequences count no more than they may, and their tables have the blocks for that.
 Status KVCacheManager::Impl::Checker::lengths() const {
-  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+  for (std::int32_t row = 0; row < m_.rows_.size(); ++row) {
     const Sequence& s = m_.rows_[row];
     if (s.life == Life::kUnused) continue;
     if (s.accepted > s.length || (s.publishes && s.place.position > s.accepted)) {
@@ -182,7 +181,7 @@ void KVCacheManager::Impl::Checker::for_each_reference(std::int32_t g, const Vis
       if (source >= 0) visit(source);
     }
   };
-  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+  for (std::int32_t row = 0; row < m_.rows_.size(); ++row) {
     if (m_.rows_[row].life == Life::kOpen) visit_table(m_.table(row, g));
     if (m_.promises_.has(row)) {
       m_.promises_.reservations().for_each_ready(row, g,

@@ -94,30 +94,6 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
 
 }  // namespace
 
-// A load stands for a writer of blocks and a hold for a reader, who know them by their ids here.
-Status KVCacheManager::Impl::check_no_transfers(std::string_view what,
-                                                std::string_view whose) const {
-  if (transfers_.none_open()) return {};
-  const std::int32_t loads = transfers_.num_loads();
-  const std::int32_t holds = transfers_.num_holds();
-  return {
-      ErrorCode::kFailedPrecondition,
-      concat(what, ": ", loads, loads == 1 ? " load and " : " loads and ", holds,
-             holds == 1 ? " hold of " : " holds of ", whose, " are open; finish and release them")};
-}
-
-// A device may still write to the blocks of a step that is not complete.
-Status KVCacheManager::Impl::check_quiet(std::string_view whose) const {
-  if (!steps_.is_open() && steps_.num_in_flight() == 0) return {};
-  if (steps_.is_open()) {
-    return {ErrorCode::kFailedPrecondition, concat("copy_to: step ", steps_.last_ticket(), " of ",
-                                                   whose, " is open; finish or drop it")};
-  }
-  return {ErrorCode::kFailedPrecondition,
-          concat("copy_to: step ", steps_.oldest_incomplete(), " of ", whose,
-                 " is in flight; complete it first")};
-}
-
 Status KVCacheManager::Impl::copy_to(Impl& target) const {
   if (&target == this) return {};
   KVFOLIO_RETURN_IF_ERROR(same_spec(spec_, target.spec_));
@@ -127,11 +103,11 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
             concat("copy_to: ", storage_ ? "the target has no storage and this manager has"
                                          : "this manager has no storage and the target has")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_no_transfers("copy_to", "this manager"));
-  KVFOLIO_RETURN_IF_ERROR(target.check_no_transfers("copy_to", "the target"));
+  KVFOLIO_RETURN_IF_ERROR(transfers_.check_none_open("copy_to", "this manager"));
+  KVFOLIO_RETURN_IF_ERROR(target.transfers_.check_none_open("copy_to", "the target"));
   if (storage_) {
-    KVFOLIO_RETURN_IF_ERROR(check_quiet("this manager"));
-    KVFOLIO_RETURN_IF_ERROR(target.check_quiet("the target"));
+    KVFOLIO_RETURN_IF_ERROR(steps_.check_quiet("this manager"));
+    KVFOLIO_RETURN_IF_ERROR(target.steps_.check_quiet("the target"));
     // Without blocks it only says whether it can.
     KVFOLIO_RETURN_IF_ERROR(target.storage_->copy_blocks_from(*storage_, GroupId(0), {}));
     for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -151,8 +127,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
                sequences, groups, tree, blocks, tables, spans, promises, prompts, append_rules,
-               borders, table_blocks, caller_ids, pins, transfers, load_blocks, scratch, victims,
-               ended, steps, unnamed, forgets, offers] = other;
+               borders, publisher, table_blocks, caller_ids, pins, transfers, load_blocks, scratch,
+               victims, ended, steps, unnamed, forgets] = other;
   tree_->copy_from(*tree);
   blocks_.copy_from(blocks);
 

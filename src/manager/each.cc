@@ -22,45 +22,9 @@ namespace {
 // first-level cache.
 constexpr std::size_t kTogether = 32;
 
-}  // namespace
-
-// Before the first of each few that are asked for together. Ids may be anything: rows are checked,
-// and the record of a row that is not open is read as well.
-void KVCacheManager::Impl::prefetch_each(std::span<const SequenceId> ids,
-                                         std::size_t at) const noexcept {
-  if (at % kTogether != 0) return;
-  std::array<std::int32_t, kTogether> rows;
-  std::size_t n = 0;
-  for (const SequenceId id : ids.subspan(at, std::min(kTogether, ids.size() - at))) {
-    const std::int32_t row = row_in(id.value());
-    if (row >= num_rows()) continue;
-    rows[n++] = row;
-    __builtin_prefetch(&rows_[row], 1);
-    __builtin_prefetch(&table(row, 0));
-    victims_.prefetch(row);
-  }
-  for (std::size_t i = 0; i < n; ++i) {
-    const Sequence& s = rows_[rows[i]];
-    for (std::int32_t g = 0; g < num_groups(); ++g) {
-      __builtin_prefetch(table(rows[i], g).blocks(arena()).data() + block_of(g, s.length));
-    }
-    if (s.publishes) __builtin_prefetch(arena().at(s.pending) + (s.length - s.place.position), 1);
-  }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    for (std::size_t i = 0; i < n; ++i) {
-      const auto blocks = table(rows[i], g).blocks(arena());
-      const auto logical = static_cast<std::size_t>(block_of(g, rows_[rows[i]].length));
-      if (logical < blocks.size() && blocks[logical] >= 0) {
-        blocks_.pool(g).prefetch(BlockId(blocks[logical]));
-      }
-    }
-  }
-}
-
 // What append() or set_tokens() said of sequences[at], as the call that names many says it.
-Status KVCacheManager::Impl::each_failed(std::string_view what, std::span<const SequenceId> ids,
-                                         const std::int32_t* tokens, std::size_t at,
-                                         Status status) const {
+Status each_failed(std::string_view what, std::span<const SequenceId> ids,
+                   const std::int32_t* tokens, std::size_t at, Status status) {
   if (status.code() == ErrorCode::kFailedPrecondition) {
     for (std::size_t before = 0; before < at; ++before) {
       if (ids[before] != ids[at]) continue;
@@ -86,6 +50,41 @@ Status KVCacheManager::Impl::each_failed(std::string_view what, std::span<const 
   return status;
 }
 
+}  // namespace
+
+// Before the first of each few that are asked for together. Ids may be anything: rows are checked,
+// and the record of a row that is not open is read as well.
+void KVCacheManager::Impl::prefetch_each(std::span<const SequenceId> ids,
+                                         std::size_t at) const noexcept {
+  if (at % kTogether != 0) return;
+  std::array<std::int32_t, kTogether> rows;
+  std::size_t n = 0;
+  for (const SequenceId id : ids.subspan(at, std::min(kTogether, ids.size() - at))) {
+    const std::int32_t row = PackedId::row_of(id.value());
+    if (row >= rows_.size()) continue;
+    rows[n++] = row;
+    __builtin_prefetch(&rows_[row], 1);
+    __builtin_prefetch(&table(row, 0));
+    victims_.prefetch(row);
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    const Sequence& s = rows_[rows[i]];
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      __builtin_prefetch(table(rows[i], g).blocks(arena()).data() + block_of(g, s.length));
+    }
+    if (s.publishes) __builtin_prefetch(arena().at(s.pending) + (s.length - s.place.position), 1);
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto blocks = table(rows[i], g).blocks(arena());
+      const auto logical = static_cast<std::size_t>(block_of(g, rows_[rows[i]].length));
+      if (logical < blocks.size() && blocks[logical] >= 0) {
+        blocks_.pool(g).prefetch(BlockId(blocks[logical]));
+      }
+    }
+  }
+}
+
 Status KVCacheManager::Impl::append_each(std::string_view what, std::span<const SequenceId> ids,
                                          const std::int32_t* tokens, std::int32_t& num_done) {
   const bool may_be_quick = may_append_inside(tokens, ids.size());
@@ -103,20 +102,13 @@ Status KVCacheManager::Impl::append_each(std::string_view what, std::span<const 
   return {};
 }
 
-Status KVCacheManager::Impl::check_sizes(std::string_view what, std::size_t sequences,
-                                         std::size_t tokens) {
-  if (sequences == tokens) return {};
-  return {ErrorCode::kInvalidArgument, concat(what, " of ", tokens, " tokens to ", sequences,
-                                              " sequences, allowed: one for each")};
-}
-
 Status KVCacheManager::append_each(std::span<const SequenceId> sequences,
                                    std::span<const std::int32_t> tokens,
                                    std::int32_t* num_appended) {
   KVFOLIO_RECORDED(kAppendEach, append_each(sequences, tokens, num_appended), sequences, tokens,
                    OutCount{num_appended});
   std::int32_t done = 0;
-  Status status = Impl::check_sizes("append_each", sequences.size(), tokens.size());
+  Status status = check_sizes("append_each", sequences.size(), tokens.size());
   if (status.ok() && !sequences.empty()) {
     status = impl_->append_each("append_each", sequences, tokens.data(), done);
   }
@@ -140,13 +132,12 @@ Status KVCacheManager::set_tokens_each(std::span<const SequenceId> sequences,
   KVFOLIO_RECORDED(kSetTokensEach, set_tokens_each(sequences, tokens, num_named), sequences, tokens,
                    OutCount{num_named});
   std::int32_t done = 0;
-  Status status = Impl::check_sizes("set_tokens_each", sequences.size(), tokens.size());
+  Status status = check_sizes("set_tokens_each", sequences.size(), tokens.size());
   for (std::size_t i = 0; i < sequences.size() && status.ok(); ++i) {
     impl_->prefetch_each(sequences, i);
     status = set_tokens(sequences[i], tokens.subspan(i, 1));
     if (!status.ok()) {
-      status =
-          impl_->each_failed("set_tokens_each", sequences, tokens.data(), i, std::move(status));
+      status = each_failed("set_tokens_each", sequences, tokens.data(), i, std::move(status));
       break;
     }
     ++done;

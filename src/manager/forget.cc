@@ -78,13 +78,13 @@ bool KVCacheManager::Impl::is_pinned_on(std::int32_t pin, const Path& path) cons
 Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
   Forgotten forgotten;
   Place root = tree_->enter(path.root, 0);  // it would go with its last sequence
-  for (std::int32_t row = 0; row < num_rows(); ++row) {
+  for (std::int32_t row = 0; row < rows_.size(); ++row) {
     if (mutant(Mutant::kPublishesAfterForget)) break;
     // Whose prompt was found whole holds its last token already.
     const std::span<const std::int32_t> found(&details(row).replay_token,
                                               rows_[row].replay ? 1 : 0);
     if (runs_on(row, path, found)) {
-      stop_publishing(row);
+      publisher_.stop(row);
     } else if (loads_on(row, path)) {
       transfers_.load(details(row).load).unfindable = true;
     }
@@ -123,7 +123,7 @@ Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
   KVFOLIO_RECORDED(kForget, forget(tokens, options), tokens, options);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(
-      m.check_open("forget", tokens, {.root = options.root, .media = options.media}));
+      check_open("forget", tokens, {.root = options.root, .media = options.media}, m.arena()));
   ++m.forget_count_;
   const std::int32_t root = m.tree_->find_root(options.root);
   if (root < 0) return Forgotten{};

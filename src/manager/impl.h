@@ -10,7 +10,8 @@
 //   truncate.cc   truncate, clear, trim (tables.h)
 //   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
-//   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
+//   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h,
+//                 publisher.h)
 //   append.cc     append (append_rules.h, sequence_spans.h, table_blocks.h)
 //   admit.cc      whether appends would succeed
 //   reserve.cc    appends that are never short of blocks (promises.h)
@@ -21,7 +22,6 @@
 //   room_calls.cc what the caller sees of the room, and why there is none (blocks.h, room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h, ranked_rows.h)
 //   names.cc      the callers' own ids (caller_ids.h)
-//   publish.cc    what becomes findable, and when
 //   forget.cc     reset, forget
 //   plan.cc       the arrays of a step (plan_writer.h)
 //   describe.cc   the printed form
@@ -54,6 +54,7 @@
 #include "kvfolio/span_arena.h"
 #include "kvfolio/storage.h"
 #include "manager/append_rules.h"
+#include "manager/arguments.h"
 #include "manager/blocks.h"
 #include "manager/borders.h"
 #include "manager/caller_ids.h"
@@ -65,6 +66,7 @@
 #include "manager/pin_set.h"
 #include "manager/promises.h"
 #include "manager/prompts.h"
+#include "manager/publisher.h"
 #include "manager/ranked_rows.h"
 #include "manager/room.h"
 #include "manager/rows.h"
@@ -97,9 +99,6 @@ class KVCacheManager::Impl {
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
   double utilization() const noexcept;
-  std::int32_t num_rows() const noexcept { return rows_.size(); }
-  // names.cc
-  Result<SequenceId> find_caller_id(std::uint64_t caller_id) const;
   // describe.cc
   std::int64_t bytes_total() const noexcept;
   std::int64_t bytes_used() const noexcept;
@@ -157,16 +156,8 @@ class KVCacheManager::Impl {
   const BlockTable& table(std::int32_t row, std::int32_t g) const noexcept {
     return tables_.of(row, g);
   }
-  [[nodiscard]] std::int32_t row_of(const Sequence& s) const noexcept { return rows_.row_of(s); }
   SequenceDetails& details(std::int32_t row) noexcept { return rows_.details(row); }
   const SequenceDetails& details(std::int32_t row) const noexcept { return rows_.details(row); }
-  SequenceDetails& details(const Sequence& s) noexcept { return details(row_of(s)); }
-  const SequenceDetails& details(const Sequence& s) const noexcept { return details(row_of(s)); }
-  [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept { return rows_.id_of(s); }
-  // The row that an id names, of whatever generation.
-  [[nodiscard]] static std::int32_t row_in(std::uint64_t bits) noexcept {
-    return PackedId::row_of(bits);
-  }
 
   // manager.cc
   // The parts of create(): pools and orders, the tree, and what there is for each sequence.
@@ -184,11 +175,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_resting(std::int32_t row, std::string_view what) const;
   [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& row) const;
   // sequences.cc
-  [[nodiscard]] Status check_tokens(std::string_view what,
-                                    std::span<const std::int32_t> tokens) const;
-  [[nodiscard]] Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
-                                  const OpenOptions& options) const;
-  [[nodiscard]] static Status check_publish(std::string_view what, Publish publish);
   [[nodiscard]] std::int32_t take_row() noexcept;
   // Why there is none.
   [[nodiscard]] Status no_row(std::string_view what, std::string_view advice) const;
@@ -198,17 +184,10 @@ class KVCacheManager::Impl {
   }
   void give_row(std::int32_t row, bool aborted) noexcept;
   void untake_row(std::int32_t row) noexcept;
-  // Where the span begins that attends to itself and that lies on both sides of position p; kNever
-  // if there is none. A step that ends inside such a span attends only to the part it already has.
-  [[nodiscard]] std::int32_t cut_span(const Sequence& s, std::int32_t p) const noexcept {
-    return !s.has_media ? kNever : find_cut_span(s, p);
-  }
-  [[nodiscard]] std::int32_t find_cut_span(const Sequence& s, std::int32_t p) const noexcept;
-  [[nodiscard]] static Status check_growth(std::string_view what, std::int64_t count,
-                                           std::int32_t length, std::int32_t max_tokens);
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const {
-    return check_growth(what, count, s.length, s.has_limit ? details(s).max_tokens : 0);
+    return kvfolio::check_growth(what, count, s.length,
+                                 s.has_limit ? rows_.details(rows_.row_of(s)).max_tokens : 0);
   }
   void end_sequence(std::int32_t row) noexcept;
   void forget_sequence(std::int32_t row, bool aborted) noexcept;
@@ -225,16 +204,14 @@ class KVCacheManager::Impl {
                                                std::span<const MediaSpan> media) const noexcept;
   void release_pin(std::int32_t pin) noexcept;
   // steps.cc
-  [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
   [[nodiscard]] Status check_done(const Step& step) const;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
-  [[nodiscard]] std::int32_t settled_by(const Step& step, std::int32_t entry) const noexcept;
   void end_step(Step& step, bool failed) noexcept;
-  void remove_entry(Step& step, std::int32_t entry) noexcept;
-  void close_ranks(Step& step) noexcept;
   void abort_writers() noexcept;
-  void finish_closing() noexcept;
-  void free_rested_rows() noexcept;
+  void close_ranks(Step& step) noexcept {
+    step.close_ranks([this](std::int32_t row, std::int32_t at) { rows_[row].step_entry = at; });
+  }
+  void end_waiting() noexcept;
   // admit.cc
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands);
   [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
@@ -293,16 +270,13 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_findable(std::string_view what, GroupId group, BlockId block) const;
   // each.cc
   void prefetch_each(std::span<const SequenceId> ids, std::size_t at) const noexcept;
-  [[nodiscard]] Status each_failed(std::string_view what, std::span<const SequenceId> ids,
-                                   const std::int32_t* tokens, std::size_t at, Status status) const;
   // Adds to `num_done` for each sequence that has joined the step. Unnamed without tokens.
   [[nodiscard]] Status append_each(std::string_view what, std::span<const SequenceId> ids,
                                    const std::int32_t* tokens, std::int32_t& num_done);
-  [[nodiscard]] static Status check_sizes(std::string_view what, std::size_t sequences,
-                                          std::size_t tokens);
   [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,
                              std::int64_t count) const noexcept {
-    return s.replay && count > 0 && tokens != nullptr && tokens[0] == details(s).replay_token;
+    return s.replay && count > 0 && tokens != nullptr &&
+           tokens[0] == rows_.details(rows_.row_of(s)).replay_token;
   }
   // room_calls.cc
   // Why there is no room for a plan.
@@ -317,28 +291,8 @@ class KVCacheManager::Impl {
   void prefetch_victims(std::int32_t row) const noexcept;
   void note_ended(std::int32_t row) noexcept;
   // names.cc
-  [[nodiscard]] Status check_caller_id(std::string_view what,
-                                       const std::optional<std::uint64_t>& id) const;
   void keep_caller_id(std::int32_t row, const std::optional<std::uint64_t>& id) noexcept;
   void forget_caller_id(std::int32_t row) noexcept;
-  // publish.cc
-  // The position up to which tokens may become findable when the sequence's last step is complete;
-  // a span that attends to itself may end them earlier.
-  [[nodiscard]] std::int32_t publishable_when_complete(const Sequence& s) const noexcept {
-    const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
-    return std::min({done, s.exact_until, s.unnamed_from});
-  }
-  // The same now.
-  [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept {
-    std::int32_t limit = publishable_when_complete(s);
-    if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
-      limit = std::min(limit, details(s).settled);
-    }
-    return std::min(limit, cut_span(s, limit));
-  }
-  void publish(std::int32_t row, bool tail) noexcept;
-  void stop_publishing(std::int32_t row) noexcept;
-  void find_lost(std::int32_t row) noexcept;
   // forget.cc
   // What begins with these tokens.
   struct Path {
@@ -356,8 +310,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status copy_tails(const Step& step);
 
   // copy.cc
-  [[nodiscard]] Status check_no_transfers(std::string_view what, std::string_view whose) const;
-  [[nodiscard]] Status check_quiet(std::string_view whose) const;
   void copy_from(const Impl& other) noexcept;
 
   SpanArena& arena() noexcept { return tables_.arena(); }
@@ -369,6 +321,8 @@ class KVCacheManager::Impl {
   Prompts prompts_{rows_, tables_, tree_};
   AppendRules append_rules_{rows_, tables_, groups_, tree_, steps_, blocks_, promises_};
   Borders borders_{rows_, tables_, groups_, tree_, blocks_};
+  Publisher publisher_{rows_,    tables_, groups_,  tree_,     steps_,  blocks_,
+                       borders_, spans_,  prompts_, counters_, options_};
   TableBlocks table_blocks_{rows_,   tables_,   groups_,  steps_,
                             blocks_, promises_, borders_, options_.order};
   CallerIds caller_ids_;  // of open sequences
@@ -382,7 +336,6 @@ class KVCacheManager::Impl {
   StepLog steps_;
   UnnamedTokens unnamed_;
   std::uint64_t forget_count_ = 0;
-  std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };
 
 }  // namespace kvfolio

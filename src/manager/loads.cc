@@ -38,7 +38,7 @@ Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
             concat(what, ": the sequence's tokens from ", s.exact_until,
                    " on are not those that a prompt would have (trim, adopt, a cut media span)")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_tokens(what, prompt));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens(what, prompt, arena()));
   if (end < s.length || end > static_cast<std::int64_t>(prompt.size())) {
     return {ErrorCode::kInvalidArgument,
             concat(what, " up to ", end, ", allowed: the length, ", s.length, ", to the prompt's ",
@@ -103,7 +103,7 @@ void KVCacheManager::Impl::grow_without_step(std::int32_t row, std::int32_t end,
   s.replay = false;
   s.used = true;
   victims_.note_change(row);
-  publish(row, false);
+  publisher_.publish(row, false);
   table_blocks_.move_windows(row);
 }
 
@@ -132,11 +132,11 @@ Result<Load> KVCacheManager::begin_load(SequenceId id, std::span<const std::int3
   KVFOLIO_RETURN_IF_ERROR(m.check_load(row, "begin_load", prompt, end));
   const Sequence& s = m.rows_[row];
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "begin_load", end - s.length));
-  if (m.cut_span(s, end) != Impl::kNever) {
+  if (m.spans_.cut_span(s, end) != Impl::kNever) {
     return Status(
         ErrorCode::kInvalidArgument,
         concat("begin_load up to ", end, ": a media span that attends to itself begins at ",
-               m.cut_span(s, end), " and ends behind it"));
+               m.spans_.cut_span(s, end), " and ends behind it"));
   }
   if (end == s.length) return Load{{}, end, end};
   return m.begin_load(row, prompt, end);
@@ -251,7 +251,7 @@ Result<std::int32_t> KVCacheManager::blocks_to_load(LoadId id, GroupId group_id,
 void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noexcept {
   Transfers::Load& load = transfers_.load(number);
   const std::int32_t row = load.row;
-  if (load.unfindable && rows_[row].publishes) stop_publishing(row);
+  if (load.unfindable && rows_[row].publishes) publisher_.stop(row);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t size = block_size(g);
     const std::int32_t first = block_of(g, load.begin);

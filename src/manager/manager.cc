@@ -24,6 +24,7 @@ Status KVCacheManager::Impl::make_groups() {
                        BlockSize(spec.block_size)});
   }
   borders_.begin();
+  publisher_.begin();
   return {};
 }
 
@@ -64,7 +65,6 @@ Status KVCacheManager::Impl::make_rows() {
                       options_.max_table_entries + 16 * rows);
   std::int64_t blocks = 0;
   for (const Group& group : groups_) blocks += group.spec.num_blocks;
-  offers_.resize(groups_.size());
   if (ok) return {};
   return {ErrorCode::kOutOfMemory,
           concat("no memory for a manager of ", rows, " sequences and ", blocks, " blocks")};
@@ -89,7 +89,7 @@ Status KVCacheManager::Impl::not_found(SequenceId id) const {
     return {ErrorCode::kNotFound, concat(to_string(id), " is of another manager: its tag is ", tag,
                                          ", ours is ", options_.id_tag)};
   }
-  if (generation == 0 || row >= num_rows()) {
+  if (generation == 0 || row >= rows_.size()) {
     return {ErrorCode::kNotFound, concat(to_string(id), " was never given out")};
   }
   if (rows_.was_aborted(id)) {

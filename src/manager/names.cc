@@ -8,19 +8,6 @@ namespace kvfolio {
 
 using text::concat;
 
-Status KVCacheManager::Impl::check_caller_id(std::string_view what,
-                                             const std::optional<std::uint64_t>& id) const {
-  if (!id || caller_ids_.find(*id) == CallerIds::kNoRow) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": an open sequence has caller_id ", *id, " already")};
-}
-
-Result<SequenceId> KVCacheManager::Impl::find_caller_id(std::uint64_t id) const {
-  const std::int32_t found = caller_ids_.find(id);
-  if (found != CallerIds::kNoRow) return id_of(rows_[found]);
-  return Status(ErrorCode::kNotFound, concat("no open sequence has caller_id ", id));
-}
-
 void KVCacheManager::Impl::keep_caller_id(std::int32_t row,
                                           const std::optional<std::uint64_t>& id) noexcept {
   Sequence& s = rows_[row];
@@ -40,7 +27,9 @@ void KVCacheManager::Impl::forget_caller_id(std::int32_t row) noexcept {
 
 Result<SequenceId> KVCacheManager::find(std::uint64_t caller_id) const {
   KVFOLIO_RETURN_IF_MOVED("find");
-  return impl_->find_caller_id(caller_id);
+  const std::int32_t row = impl_->caller_ids_.find(caller_id);
+  if (row != CallerIds::kNoRow) return impl_->rows_.id_of(impl_->rows_[row]);
+  return Status(ErrorCode::kNotFound, concat("no open sequence has caller_id ", caller_id));
 }
 
 }  // namespace kvfolio

@@ -36,7 +36,7 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
                                    const OpenOptions& options) {
   KVFOLIO_RECORDED(kPin, pin(tokens, options), tokens, options);
   Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_open("pin", tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_open("pin", tokens, options, m.arena()));
   const std::int32_t pin = m.pins_.next_free();
   if (pin == PinSet::kNone) {
     return Status(

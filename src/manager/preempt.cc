@@ -47,7 +47,7 @@ const char* to_string(VictimPolicy policy) noexcept {
 // Requires: the sequence is open still.
 void KVCacheManager::Impl::note_ended(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
-  EndedSequence ended{id_of(s)};
+  EndedSequence ended{rows_.id_of(s)};
   if (s.has_caller_id) ended.caller_id = details(row).caller_id;
   ended_.add(ended);
 }
@@ -65,7 +65,7 @@ std::optional<SequenceId> KVCacheManager::select_victim(std::optional<VictimPoli
   if (!is_policy(policy)) return std::nullopt;
   const std::int32_t row = m.victims_.select(policy, m.ranked_by(policy));
   if (row == Victims::kNoRow) return std::nullopt;
-  return m.id_of(m.rows_[row]);
+  return m.rows_.id_of(m.rows_[row]);
 }
 
 // The victims of a large pool lie all over its memory: what the next ones need is asked for while
@@ -112,7 +112,7 @@ Result<std::span<const EndedSequence>> KVCacheManager::preempt_to(
     // Blocks that it shares may be another's alone when it is gone: then the sequences that were
     // passed over are asked again.
     const bool shared = rows.shares_a_block(row);
-    const SequenceId id = m.id_of(m.rows_[row]);
+    const SequenceId id = m.rows_.id_of(m.rows_[row]);
     m.note_ended(row);
     const Status gone = preempt(id);
     KVFOLIO_CHECK(gone.ok());  // it is open and rests

@@ -1,47 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// What becomes findable, and when: tokens that are accepted, exact, named and whose step is far
-// enough. kInOrder: committed, since a reader comes later in the stream. kUnordered:
-// complete.
+#include "manager/publisher.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "manager/impl.h"
-
 namespace kvfolio {
 
-// Widens the range of own blocks to the first one that is not findable whole any more.
-void KVCacheManager::Impl::find_lost(std::int32_t row) noexcept {
+void Publisher::find_lost(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
+  SequenceDetails& d = rows_.details(row);
   if (d.losses_seen == blocks_.losses()) return;
   d.losses_seen = blocks_.losses();
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const auto blocks = table(row, g).blocks(arena());
+    const auto blocks = tables_.of(row, g).blocks(arena());
     const std::int32_t num_whole =
-        std::min(block_of(g, s.place.position), static_cast<std::int32_t>(blocks.size()));
+        std::min(group(g).block_of(s.place.position), static_cast<std::int32_t>(blocks.size()));
     for (std::int32_t logical = 0; logical < num_whole; ++logical) {
       const BlockId block(blocks[static_cast<std::size_t>(logical)]);
       // Another sequence that holds it as well may have hung it again, with fewer tokens.
-      const std::int32_t end = (logical + 1) * block_size(g);
+      const std::int32_t end = (logical + 1) * group(g).spec.block_size;
       if (!block.valid() || tree_->findable_end(GroupId(g), block) >= end) continue;
-      d.own_from = std::min(d.own_from, logical * block_size(g));
+      d.own_from = std::min(d.own_from, logical * group(g).spec.block_size);
       d.own_to = s.place.position;
       break;
     }
   }
 }
 
-// Full blocks, and with `tail` the partial ones at the end. Own blocks that lack an entry, or found
-// another's in their place, are offered again each time.
-void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
+void Publisher::publish(std::int32_t row, bool tail) noexcept {
   Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
+  SequenceDetails& d = rows_.details(row);
   if (!s.publishes) return;
   tail = tail && !s.full_blocks_only;
   const std::int32_t unit = tree_->unit();
-  const std::int32_t limit = publishable(s);
+  const std::int32_t limit = end_now(s);
   const std::int32_t from = s.place.position;  // a multiple of the unit
   if (limit < (tail ? from : from + unit)) return;
   find_lost(row);
@@ -53,7 +45,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   }
   const std::int32_t target = tail ? limit : limit / unit * unit;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    offers_[static_cast<std::size_t>(g)] = table(row, g).blocks(arena());
+    offers_[static_cast<std::size_t>(g)] = tables_.of(row, g).blocks(arena());
   }
   std::int32_t* kept = arena().at(s.pending);
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
@@ -64,14 +56,14 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   // Where another's block is held, ours need not be offered until something has changed.
   const auto looks_again = [&] { return d.entries_seen != blocks_.entry_changes(); };
   bool looked = looks_again();
-  for (int evictions = 0;
-       !tree_->extend(s.place, tokens, media,
-                      {offers_, looks_again() ? d.own_from : kNever, tail, d.own_to}, published);
+  for (int evictions = 0; !tree_->extend(
+           s.place, tokens, media,
+           {offers_, looks_again() ? d.own_from : Sequence::kNever, tail, d.own_to}, published);
        ++evictions) {
     const bool can_ever_fit = media.size() <= static_cast<std::size_t>(options_.max_media_extents);
     if (!can_ever_fit || evictions == kMostEvictions || !blocks_.evict_to_shorten_tree()) {
       ++counters_.publications_skipped;
-      stop_publishing(row);
+      stop(row);
       return;
     }
     find_lost(row);
@@ -93,7 +85,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   spans_.shrink_pending(row, rest);
 }
 
-void KVCacheManager::Impl::stop_publishing(std::int32_t row) noexcept {
+void Publisher::stop(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
   borders_.drop(row);
   prompts_.note_unpublished(row);

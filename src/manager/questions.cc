@@ -39,7 +39,7 @@ std::int32_t KVCacheManager::sequences(std::span<SequenceId> out) const noexcept
   KVFOLIO_STOP_IF_MOVED("sequences");
   const Impl& m = *impl_;
   const std::size_t count = std::min(out.size(), m.rows_.open().size());
-  for (std::size_t i = 0; i < count; ++i) out[i] = m.id_of(m.rows_[m.rows_.open()[i]]);
+  for (std::size_t i = 0; i < count; ++i) out[i] = m.rows_.id_of(m.rows_[m.rows_.open()[i]]);
   return static_cast<std::int32_t>(count);
 }
 
@@ -87,7 +87,7 @@ std::int32_t KVCacheManager::num_sequences() const noexcept {
 
 std::int32_t KVCacheManager::num_rows() const noexcept {
   KVFOLIO_STOP_IF_MOVED("num_rows");
-  return impl_->num_rows();
+  return impl_->rows_.size();
 }
 
 Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {

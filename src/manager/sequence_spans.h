@@ -66,6 +66,11 @@ class SequenceSpans {
                                    bool& publishes) noexcept;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
+  // Where the span begins that attends to itself and that lies on both sides of position p; kNever
+  // if there is none. A step that ends inside such a span attends only to the part it already has.
+  [[nodiscard]] std::int32_t cut_span(const Sequence& s, std::int32_t p) const noexcept {
+    return !s.has_media ? Sequence::kNever : find_cut_span(s, p);
+  }
 
   // ---- words go ----
 
@@ -84,6 +89,7 @@ class SequenceSpans {
     return groups_[static_cast<std::size_t>(g)].blocks_for(tokens);
   }
   [[nodiscard]] SpanArena& arena() noexcept { return tables_.arena(); }
+  [[nodiscard]] std::int32_t find_cut_span(const Sequence& s, std::int32_t p) const noexcept;
 
   Rows& rows_;
   Tables& tables_;

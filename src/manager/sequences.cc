@@ -13,90 +13,6 @@ namespace kvfolio {
 
 using text::concat;
 
-// ---- arguments ----
-
-Status KVCacheManager::Impl::check_tokens(std::string_view what,
-                                          std::span<const std::int32_t> tokens) const {
-  if (tokens.size() > static_cast<std::size_t>(kMaxSequenceTokens)) {
-    return {ErrorCode::kInvalidArgument,
-            concat(what, ": ", tokens.size(), " tokens, allowed: at most ", kMaxSequenceTokens)};
-  }
-  if (arena().overlaps(tokens)) {
-    return {ErrorCode::kInvalidArgument,
-            concat(what,
-                   ": the tokens lie in memory of the manager, which moves while it reads "
-                   "them; copy them")};
-  }
-  // Sixteen at a time without a branch inside: one by one, this was half of the instructions of
-  // open() of a cached prompt.
-  std::size_t i = 0;
-  for (; i + 16 <= tokens.size(); i += 16) {
-    std::int32_t signs = 0;
-    for (std::size_t j = 0; j < 16; ++j) signs |= tokens[i + j];
-    if (signs < 0) break;
-  }
-  while (i < tokens.size() && tokens[i] >= 0) ++i;
-  if (i == tokens.size()) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": token ", i, " is ", tokens[i], ", allowed: 0 and above")};
-}
-
-Status KVCacheManager::Impl::check_open(std::string_view what, std::span<const std::int32_t> tokens,
-                                        const OpenOptions& options) const {
-  KVFOLIO_RETURN_IF_ERROR(check_tokens(what, tokens));
-  std::int32_t last = 0;
-  for (std::size_t i = 0; i < options.media.size(); ++i) {
-    const MediaSpan& span = options.media[i];
-    if (span.begin < last || span.end <= span.begin || span.end > kMaxSequenceTokens) {
-      return {
-          ErrorCode::kInvalidArgument,
-          concat(what, ": media span ", i, " is [", span.begin, ", ", span.end,
-                 "), allowed: not empty, ascending, disjoint, within 0 to ", kMaxSequenceTokens)};
-    }
-    last = span.end;
-  }
-  if (options.max_tokens < 0 || options.max_tokens > kMaxSequenceTokens) {
-    return {ErrorCode::kInvalidArgument, concat(what, ": max_tokens is ", options.max_tokens,
-                                                ", allowed: 0 to ", kMaxSequenceTokens)};
-  }
-  if (options.max_tokens > 0 && tokens.size() > static_cast<std::size_t>(options.max_tokens)) {
-    return {ErrorCode::kInvalidArgument, concat(what, ": a prompt of ", tokens.size(),
-                                                " tokens with max_tokens ", options.max_tokens)};
-  }
-  const RootKey& root = options.root;
-  constexpr std::size_t kMaxKeyBytes = 65536;
-  std::size_t key_bytes = 0;
-  for (const std::string_view field :
-       {root.model, root.adapter, root.adapter_version, root.tenant_salt}) {
-    // Field by field, so that the sum cannot wrap.
-    if (field.size() > kMaxKeyBytes || (key_bytes += field.size()) > kMaxKeyBytes) {
-      return {ErrorCode::kInvalidArgument, concat(what, ": the root key's fields have more than ",
-                                                  kMaxKeyBytes, " bytes together")};
-    }
-  }
-  return {};
-}
-
-Status KVCacheManager::Impl::check_publish(std::string_view what, Publish publish) {
-  const auto value = static_cast<std::int32_t>(publish);
-  if (value >= 0 && value <= static_cast<std::int32_t>(Publish::kNothing)) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": publish is ", value,
-                 ", allowed: 0 (kAll), 1 (kFullBlocks) and 2 (kNothing)")};
-}
-
-// May a sequence of `length` tokens get `count` tokens longer? max_tokens 0: it has no own limit.
-Status KVCacheManager::Impl::check_growth(std::string_view what, std::int64_t count,
-                                          std::int32_t length, std::int32_t max_tokens) {
-  if (count < 0 || count > kMaxSequenceTokens - length) {
-    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens behind ", length,
-                                                ", allowed: 0 to ", kMaxSequenceTokens - length)};
-  }
-  if (max_tokens == 0 || count <= std::max(0, max_tokens - length)) return {};
-  return {ErrorCode::kResourceExhausted,
-          concat(what, " of ", count, " tokens: full: ", length, " of ", max_tokens, " tokens")};
-}
-
 // ---- rows ----
 
 std::int32_t KVCacheManager::Impl::take_row() noexcept {
@@ -129,7 +45,7 @@ Status KVCacheManager::Impl::no_row(std::string_view what, std::string_view advi
   }
   return {
       ErrorCode::kResourceExhausted,
-      concat(what, ": all ", num_rows(), " rows are in use, ",
+      concat(what, ": all ", rows_.size(), " rows are in use, ",
              rows_.closing().size() + rows_.resting().size(),
              " of them by closed sequences of steps that are not complete, the oldest ", oldest)};
 }
@@ -153,21 +69,13 @@ void KVCacheManager::Impl::untake_row(std::int32_t row) noexcept {
   rows_.give_id_again(row);
 }
 
-std::int32_t KVCacheManager::Impl::find_cut_span(const Sequence& s, std::int32_t p) const noexcept {
-  const std::span<const MediaSpan> media = spans_.media_of(s);
-  const auto span =
-      std::partition_point(media.begin(), media.end(), [&](const auto& m) { return m.end <= p; });
-  if (span == media.end() || !span->attends_to_itself || span->begin >= p) return kNever;
-  return span->begin;
-}
-
 // ---- open ----
 
 Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options) const {
   KVFOLIO_RETURN_IF_MOVED("probe");
   const Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_open("probe", tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_open("probe", tokens, options, m.arena()));
   if (!m.options_.prefix_cache || !options.prefix_cache || !options.look_up || tokens.empty()) {
     return 0;
   }
@@ -180,9 +88,9 @@ Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
 
 Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                                           const OpenOptions& options, std::string_view what) {
-  KVFOLIO_RETURN_IF_ERROR(check_open(what, tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_open(what, tokens, options, arena()));
   KVFOLIO_RETURN_IF_ERROR(check_publish(what, options.publish));
-  KVFOLIO_RETURN_IF_ERROR(check_caller_id(what, options.caller_id));
+  KVFOLIO_RETURN_IF_ERROR(caller_ids_.check_free(what, options.caller_id));
   const std::int32_t row = take_row();
   if (row < 0) return no_row(what, "; close one or raise max_sequences");
   Sequence& s = rows_[row];
@@ -243,7 +151,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   ++counters_.sequences_opened;
   counters_.tokens_looked_up += tokens.size();
   counters_.tokens_reused += static_cast<std::uint64_t>(s.length);
-  return Opened{id_of(s), s.length};
+  return Opened{rows_.id_of(s), s.length};
 }
 
 // ---- fork ----
@@ -252,7 +160,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   KVFOLIO_RECORDED(kFork, fork(parent_id, options), parent_id, options);
   Impl& m = *impl_;
   std::int32_t from = 0;
-  KVFOLIO_RETURN_IF_ERROR(m.check_caller_id("fork", options.caller_id));
+  KVFOLIO_RETURN_IF_ERROR(m.caller_ids_.check_free("fork", options.caller_id));
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(parent_id, "fork", from));
   if (m.rows_[from].draft() > 0) {
     return Status(
@@ -310,7 +218,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   m.keep_caller_id(row, options.caller_id);
   m.victims_.note_use(row);
   ++m.counters_.forks;
-  return m.id_of(child);
+  return m.rows_.id_of(child);
 }
 
 // ---- close ----
@@ -329,7 +237,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   const bool unsettled = options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket);
   // A sequence that has nothing to publish of its last step does not wait for it.
   const std::int32_t is_there = std::max(details(row).settled, s.place.position);
-  if (unsettled && s.publishes && publishable_when_complete(s) > is_there &&
+  if (unsettled && s.publishes && publisher_.end_when_complete(s) > is_there &&
       rows_.closing().size() < static_cast<std::size_t>(options_.max_sequences)) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nothing is written below their valid tokens, and its table tells where they are. Beyond that
@@ -340,7 +248,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
     rows_.close_later(row);
     return;
   }
-  publish(row, true);
+  publisher_.publish(row, true);
   borders_.note_last(row);
   borders_.take_back(row);
   table_blocks_.let_go(row);

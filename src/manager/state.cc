@@ -98,9 +98,9 @@ class StateReader::Writer {
     const std::int64_t num_blocks = first_[index(m_.num_groups())];
     const std::int64_t entries = m_.steps_.is_open() ? m_.steps_.open().num_entries : 0;
     if (!blocks_.allocate(num_blocks) || !runs_.allocate(tree_.runs_.num_touched()) ||
-        !rows_.allocate(m_.num_rows()) ||
+        !rows_.allocate(m_.rows_.size()) ||
         !scratch_.allocate_zeroed(std::max<std::int64_t>(
-            {num_blocks, tree_.keys_.num_keys(), m_.num_rows(), m_.pins_.num_open()})) ||
+            {num_blocks, tree_.keys_.num_keys(), m_.rows_.size(), m_.pins_.num_open()})) ||
         !pins_.allocate_zeroed(m_.pins_.num_open()) ||
         !ticks_.allocate_zeroed(static_cast<std::int64_t>(open.size()) + entries)) {
       return false;
@@ -549,7 +549,7 @@ Status StateReader::write(const KVCacheManager& manager, std::span<const std::in
 
 Result<std::uint64_t> StateReader::hash(const KVCacheManager& manager) {
   const KVCacheManager::Impl& m = *manager.impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_no_transfers("state_hash", "this manager"));
+  KVFOLIO_RETURN_IF_ERROR(m.transfers_.check_none_open("state_hash", "this manager"));
   const std::span<const std::int32_t> rows = m.rows_.open();
   FixedArray<std::int32_t> open;
   if (!open.allocate_zeroed(static_cast<std::int64_t>(rows.size()))) {

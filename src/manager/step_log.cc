@@ -73,6 +73,24 @@ void StepLog::drop() noexcept {
   open_ = -1;
 }
 
+Status StepLog::check_open(Ticket ticket, std::string_view what) const {
+  if (is_open() && open().ticket == ticket.value()) return {};
+  return {ErrorCode::kFailedPrecondition,
+          is_open() ? concat(what, ": ticket ", ticket.value(), " is not the open step, ",
+                             open().ticket, " is")
+                    : concat(what, ": ticket ", ticket.value(), " is not open; no step is")};
+}
+
+Status StepLog::check_quiet(std::string_view whose) const {
+  if (!is_open() && num_in_flight() == 0) return {};
+  if (is_open()) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("copy_to: step ", last_ticket(), " of ", whose, " is open; finish or drop it")};
+  }
+  return {ErrorCode::kFailedPrecondition, concat("copy_to: step ", oldest_incomplete(), " of ",
+                                                 whose, " is in flight; complete it first")};
+}
+
 std::int32_t StepLog::find(std::uint64_t ticket) const noexcept {
   for (std::int32_t i = 0; i < num_in_flight(); ++i) {
     if (in_flight(i).ticket == ticket) return i;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kvfolio/block_pool.h"
@@ -99,6 +100,37 @@ struct Step {
   void clear_changes(std::int32_t entry) noexcept {
     for (std::int32_t g = 0; g < num_groups; ++g) change(entry, g) = TailChange::none();
   }
+  // The entry is no more. The others keep their order, and their places until so many are gone that
+  // to close ranks costs each of these O(1). Calls moved(row, entry) for each that moves.
+  template <typename Moved>
+  void remove(std::int32_t entry, const Moved& moved) noexcept {
+    entries[entry].row = -1;
+    clear_changes(entry);
+    ++num_removed;
+    if (2 * num_removed >= num_entries) close_ranks(moved);
+  }
+  // The entries stand without gaps.
+  template <typename Moved>
+  void close_ranks(const Moved& moved) noexcept {
+    if (num_removed == 0) return;
+    std::int32_t kept = 0;
+    std::int32_t kept_planned = num_planned;
+    for (std::int32_t i = 0; i < num_entries; ++i) {
+      if (entries[i].row < 0) {
+        kept_planned -= i < num_planned ? 1 : 0;
+        continue;
+      }
+      if (kept != i) {
+        entries[kept] = entries[i];
+        for (std::int32_t g = 0; g < num_groups; ++g) change(kept, g) = change(i, g);
+        moved(entries[kept].row, kept);
+      }
+      ++kept;
+    }
+    num_entries = kept;
+    num_removed = 0;
+    num_planned = kept_planned;
+  }
 };
 
 class StepLog {
@@ -118,6 +150,12 @@ class StepLog {
   // The open step is in flight now; it ended without being committed.
   Step& commit() noexcept;
   void drop() noexcept;
+
+  // The ticket names the open step.
+  [[nodiscard]] Status check_open(Ticket ticket, std::string_view what) const;
+  // No step is open or in flight: a device may still write to the blocks of one that is not
+  // complete. `whose`: the manager that copy_to() names.
+  [[nodiscard]] Status check_quiet(std::string_view whose) const;
 
   // ---- steps in flight ----
 

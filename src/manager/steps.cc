@@ -20,16 +20,20 @@ namespace {
 // Blocks keep the low 32 bits of a ticket, which says before and after only within half of these.
 constexpr std::uint64_t kMostTicketsApart = std::uint64_t{1} << 24;
 
-}  // namespace
-
-// The ticket names the open step.
-Status KVCacheManager::Impl::check_ticket(Ticket ticket, std::string_view what) const {
-  if (steps_.is_open() && steps_.open().ticket == ticket.value()) return {};
-  return {ErrorCode::kFailedPrecondition,
-          steps_.is_open() ? concat(what, ": ticket ", ticket.value(), " is not the open step, ",
-                                    steps_.open().ticket, " is")
-                           : concat(what, ": ticket ", ticket.value(), " is not open; no step is")};
+// Up to where the sequence's tokens are there before the step is complete: those in front of the
+// step's own, but none in a block that the step copies first.
+std::int32_t settled_by(const Step& step, std::int32_t entry,
+                        const std::vector<Group>& groups) noexcept {
+  const StepEntry& e = step.entries[entry];
+  std::int32_t settled = e.begin;
+  for (std::int32_t g = 0; g < step.num_groups && step.num_displaced > 0; ++g) {
+    if (step.change(entry, g).copy_to < 0) continue;
+    settled = std::min(settled, groups[static_cast<std::size_t>(g)].size.begin_of(e.write_begin));
+  }
+  return settled;
 }
+
+}  // namespace
 
 Result<Ticket> KVCacheManager::begin_step(const StepOptions& options) {
   KVFOLIO_RECORDED(kBeginStep, begin_step(options), options);
@@ -74,37 +78,6 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   promises_.return_surplus(e.row);
 }
 
-// Others keep their order and their places until so many are gone that to close ranks costs each
-// of these O(1).
-void KVCacheManager::Impl::remove_entry(Step& step, std::int32_t entry) noexcept {
-  step.entries[entry].row = -1;
-  step.clear_changes(entry);
-  ++step.num_removed;
-  if (2 * step.num_removed >= step.num_entries) close_ranks(step);
-}
-
-void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
-  if (step.num_removed == 0) return;
-  std::int32_t kept = 0;
-  std::int32_t num_planned = step.num_planned;
-  for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const std::int32_t row = step.entries[i].row;
-    if (row < 0) {
-      num_planned -= i < step.num_planned ? 1 : 0;
-      continue;
-    }
-    if (kept != i) {
-      step.entries[kept] = step.entries[i];
-      for (std::int32_t g = 0; g < num_groups(); ++g) step.change(kept, g) = step.change(i, g);
-      rows_[row].step_entry = kept;
-    }
-    ++kept;
-  }
-  step.num_entries = kept;
-  step.num_removed = 0;
-  step.num_planned = num_planned;
-}
-
 Status KVCacheManager::undo(SequenceId id) {
   KVFOLIO_RECORDED(kUndo, undo(id), id);
   Impl& m = *impl_;
@@ -116,14 +89,14 @@ Status KVCacheManager::undo(SequenceId id) {
   }
   Step& step = m.steps_.open();
   m.undo_entry(step, entry);
-  m.remove_entry(step, entry);
+  step.remove(entry, [&m](std::int32_t row, std::int32_t at) { m.rows_[row].step_entry = at; });
   return {};
 }
 
 Status KVCacheManager::drop(Ticket ticket) {
   KVFOLIO_RECORDED(kDrop, drop(ticket), ticket);
   Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "drop"));
+  KVFOLIO_RETURN_IF_ERROR(m.steps_.check_open(ticket, "drop"));
   Step& step = m.steps_.open();
   while (step.num_entries > 0) {
     --step.num_entries;
@@ -134,18 +107,6 @@ Status KVCacheManager::drop(Ticket ticket) {
 }
 
 // ---- commit ----
-
-// Up to where the sequence's tokens are there before the step is complete: those in front of the
-// step's own, but none in a block that the step copies first.
-std::int32_t KVCacheManager::Impl::settled_by(const Step& step, std::int32_t entry) const noexcept {
-  const StepEntry& e = step.entries[entry];
-  std::int32_t settled = e.begin;
-  for (std::int32_t g = 0; g < num_groups() && step.num_displaced > 0; ++g) {
-    if (step.change(entry, g).copy_to < 0) continue;
-    settled = std::min(settled, group(g).size.begin_of(e.write_begin));
-  }
-  return settled;
-}
 
 // The engine has done what the step needs, as far as the manager can know: each sequence of the
 // step was in the last plan, and where the manager has storage, the copies of the step ran.
@@ -174,7 +135,7 @@ Status KVCacheManager::Impl::check_done(const Step& step) const {
 Status KVCacheManager::commit(Ticket ticket) {
   KVFOLIO_RECORDED(kCommit, commit(ticket), ticket);
   Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "commit"));
+  KVFOLIO_RETURN_IF_ERROR(m.steps_.check_open(ticket, "commit"));
   Step& step = m.steps_.open();
   m.close_ranks(step);
   KVFOLIO_RETURN_IF_ERROR(m.check_done(step));
@@ -199,24 +160,25 @@ Status KVCacheManager::commit(Ticket ticket) {
       m.tables_.unplanned_from(e.row, g) = m.table(e.row, g).size();
     }
     if (step.has_unnamed) step.entry_of[e.row] = i;
-    if (m.options_.order == Order::kUnordered) m.details(e.row).settled = m.settled_by(step, i);
+    if (m.options_.order == Order::kUnordered)
+      m.details(e.row).settled = settled_by(step, i, m.groups_);
     s.accepted = e.end - e.draft;
     s.last_ticket = step.ticket;
     s.has_planned = true;
-    s.exact_until = std::min(s.exact_until, m.cut_span(s, e.end));
+    s.exact_until = std::min(s.exact_until, m.spans_.cut_span(s, e.end));
     KVFOLIO_DCHECK(e.end > e.write_begin || !s.has_written);
     s.has_written = e.end > e.write_begin;
     s.step_entry = -1;
     m.promises_.settle(step, i);
     m.counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
-    if (s.publishes && m.publishable(s) >= s.place.position + unit) {
+    if (s.publishes && m.publisher_.end_now(s) >= s.place.position + unit) {
       publishing[num_publishing++] = e.row;
       m.tree_->prefetch(s.place);
     }
   }
   for (std::int32_t i = 0; i < num_publishing; ++i) {
     if (i + 2 < num_publishing) m.tree_->prefetch_ends(m.rows_[publishing[i + 2]].place);
-    m.publish(publishing[i], false);
+    m.publisher_.publish(publishing[i], false);
   }
   for (std::int32_t i = 0; i < step.num_entries && m.borders_.any(); ++i) {
     m.table_blocks_.move_windows(step.entries[i].row);
@@ -254,17 +216,15 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
   }
 }
 
-void KVCacheManager::Impl::finish_closing() noexcept {
+// Sequences that waited for these steps end, and rows that rested for them are free.
+void KVCacheManager::Impl::end_waiting() noexcept {
   rows_.end_closing([&](std::int32_t row) {
     if (!steps_.is_complete(rows_[row].last_ticket)) return false;
-    publish(row, true);
+    publisher_.publish(row, true);
     borders_.note_last(row);
     forget_sequence(row, false);
     return true;
   });
-}
-
-void KVCacheManager::Impl::free_rested_rows() noexcept {
   rows_.free_rested([&](std::int32_t row) { return row_is_used(row); });
 }
 
@@ -289,18 +249,17 @@ Status KVCacheManager::complete(Ticket ticket) {
       const StepEntry& e = step.entries[i];
       const Sequence& s = m.rows_[e.row];
       if (s.life != Impl::Life::kOpen || s.birth != e.birth) continue;
-      m.publish(e.row, false);
+      m.publisher_.publish(e.row, false);
       m.table_blocks_.move_windows(e.row);
     }
     // Forks of these, made in flight, waited for the same step.
     for (const std::int32_t row : m.rows_.open()) {
       const Sequence& s = m.rows_[row];
       if (s.last_ticket != step.ticket || s.row_ticket() == step.ticket) continue;
-      m.publish(row, false);
+      m.publisher_.publish(row, false);
       m.table_blocks_.move_windows(row);
     }
-    m.finish_closing();
-    m.free_rested_rows();
+    m.end_waiting();
   }
   m.blocks_.drain_retiring();
   return {};
@@ -336,14 +295,14 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     const auto ids = blocks.blocks(arena());
     return std::any_of(ids.begin(), ids.end(), [&](std::int32_t b) { return written(g, b); });
   };
-  for (std::int32_t row = 0; row < num_rows(); ++row) {
+  for (std::int32_t row = 0; row < rows_.size(); ++row) {
     Sequence& s = rows_[row];
     if (s.life == Life::kUnused) continue;
     bool hit = s.wrote_last() >= steps_.ended(0).ticket &&
                is_failed(static_cast<std::uint32_t>(s.wrote_last()));
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(row, g), g);
     if (!hit) continue;
-    if (s.publishes) stop_publishing(row);
+    if (s.publishes) publisher_.stop(row);
     const bool was_open = s.life == Life::kOpen;  // else its owner has closed it
     if (was_open) {
       note_ended(row);
@@ -390,8 +349,7 @@ Result<std::span<const EndedSequence>> KVCacheManager::fail(Ticket ticket) {
   m.ended_.clear();
   m.abort_writers();
   for (std::int32_t i = 0; i < m.steps_.num_ended(); ++i) m.end_step(m.steps_.ended(i), true);
-  m.finish_closing();
-  m.free_rested_rows();
+  m.end_waiting();
   m.blocks_.drain_retiring();
   return m.ended_.list();
 }
@@ -403,7 +361,7 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
-  KVFOLIO_RETURN_IF_ERROR(m.check_tokens("set_tokens", tokens));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens, m.arena()));
   Sequence& s = m.rows_[row];
   const std::int32_t waiting = m.unnamed_.num_waiting(row);
   if (tokens.size() > static_cast<std::size_t>(waiting)) {
@@ -424,7 +382,7 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
   m.unnamed_.name(row, static_cast<std::int32_t>(tokens.size()), keep);
   s.unnamed_from = m.unnamed_.first(row);
   if (!s.publishes || tokens.empty()) return {};
-  m.publish(row, false);
+  m.publisher_.publish(row, false);
   m.borders_.move(row);
   return {};
 }
@@ -442,7 +400,7 @@ Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
   const std::int32_t length = s.accepted + num_accepted;
   if (length < s.length) m.truncate_to(row, length);
   s.accepted = length;
-  m.publish(row, false);
+  m.publisher_.publish(row, false);
   m.table_blocks_.move_windows(row);
   m.promises_.return_surplus(row);
   return {};

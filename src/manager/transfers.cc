@@ -21,6 +21,17 @@ Status transfers_broken(const std::string& what) {
 
 }  // namespace
 
+// A load stands for a writer of blocks and a hold for a reader, who know them by their ids here.
+Status Transfers::check_none_open(std::string_view what, std::string_view whose) const {
+  if (none_open()) return {};
+  const std::int32_t loads = num_loads();
+  const std::int32_t holds = num_holds();
+  return {
+      ErrorCode::kFailedPrecondition,
+      concat(what, ": ", loads, loads == 1 ? " load and " : " loads and ", holds,
+             holds == 1 ? " hold of " : " holds of ", whose, " are open; finish and release them")};
+}
+
 // ---- slots ----
 
 template <typename Item>

@@ -124,6 +124,8 @@ class Transfers {
   // None was ever taken.
   [[nodiscard]] bool is_new() const noexcept { return loads_.is_new() && holds_.is_new(); }
   [[nodiscard]] bool none_open() const noexcept { return num_loads() + num_holds() == 0; }
+  // The same for a call that needs it. `whose`: the manager that the call names.
+  [[nodiscard]] Status check_none_open(std::string_view what, std::string_view whose) const;
   // Becomes an equal of `other`. Requires: allocated with the same arguments; none is open in
   // either.
   void copy_from(const Transfers& other) noexcept;

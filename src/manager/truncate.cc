@@ -60,7 +60,7 @@ void KVCacheManager::Impl::drop_pending_beyond(Sequence& s) noexcept {
   const std::int32_t position = end / unit * unit;
   const std::int32_t rest = end - position;
   KVFOLIO_CHECK(rest <= SpanArena::capacity(s.pending));  // room for a unit is kept for this
-  borders_.drop(row_of(s));
+  borders_.drop(rows_.row_of(s));
   tree_->copy_tokens(s.place, position, {arena().at(s.pending), static_cast<std::size_t>(rest)});
   tree_->climb(s.place, position);
 }
@@ -89,8 +89,8 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   } else if (s.exact_until >= n) {
     s.exact_until = kNever;  // what was not exact is gone
   }
-  s.exact_until =
-      std::min(s.exact_until, cut_span(s, n));  // the tokens that stay attended to removed ones
+  s.exact_until = std::min(s.exact_until,
+                           spans_.cut_span(s, n));  // the tokens that stay attended to removed ones
   drop_pending_beyond(s);
   borders_.move(row);
 }

@@ -12,7 +12,7 @@ namespace {
 template <typename Impl>
 std::vector<std::int32_t> open_rows(const Impl& impl, bool swap) {
   std::vector<std::int32_t> rows;
-  for (std::int32_t row = 0; row < impl.num_rows(); ++row) {
+  for (std::int32_t row = 0; row < impl.rows_.size(); ++row) {
     if (impl.rows_[row].life == Sequence::Life::kOpen) rows.push_back(row);
   }
   if (swap) std::reverse(rows.begin(), rows.end());
@@ -32,7 +32,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
 std::vector<SequenceId> StateReader::open_order(const KVCacheManager& manager, bool swap) {
   std::vector<SequenceId> ids;
   for (const std::int32_t row : open_rows(impl(manager), swap)) {
-    ids.push_back(impl(manager).id_of(impl(manager).rows_[row]));
+    ids.push_back(impl(manager).rows_.id_of(impl(manager).rows_[row]));
   }
   return ids;
 }
