@@ -25,8 +25,11 @@ foreach(compiler gxx clang)
       FIXTURES_REQUIRED kvfolio_prefix LABELS install TIMEOUT 600 COST 600 SKIP_RETURN_CODE 77)
   endforeach()
 endforeach()
-# It compiles the library once more: the presets clang and libcxx see what this compiler says of it.
-set_property(TEST install.add_subdirectory.clang APPEND PROPERTY LABELS nightly)
+# These compile the library once more.
+set_property(TEST install.add_subdirectory.gxx install.add_subdirectory.clang APPEND PROPERTY LABELS nightly)
+add_test(NAME install.included
+  COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/consume ${work} install.included ${CMAKE_CXX_COMPILER} included)
+set_tests_properties(install.included PROPERTIES LABELS install TIMEOUT 300)
 # A C program, by the C compiler and pkg-config alone.
 foreach(kind shared static)
   foreach(example script tiers)

@@ -38,8 +38,8 @@ using kvfolio::Status;
 #endif
 #ifdef CASE_block_read_as_integer
   // error: cannot convert|no viable conversion
-  const int number = BlockId(1);
-  (void)number;
+  const int from_block = BlockId(1);
+  (void)from_block;
 #endif
 #ifdef CASE_block_plus_sequence
   // error: no match for|invalid operands
@@ -89,8 +89,8 @@ using kvfolio::Status;
 #endif
 #ifdef CASE_status_used_as_integer
   // error: cannot convert|no viable conversion
-  const int number = check();
-  (void)number;
+  const int from_status = check();
+  (void)from_status;
 #endif
 }
 
