@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The documents: code blocks are sources that run, links and paths lead somewhere.
 add_executable(docs_worked_step worked_step.cc)
+kvfolio_compile_soon(docs_worked_step)
 target_link_libraries(docs_worked_step PRIVATE kvfolio_options kvfolio::kvfolio)
 set_target_properties(docs_worked_step PROPERTIES
   RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)

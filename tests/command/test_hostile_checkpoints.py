@@ -101,12 +101,14 @@ def test_header_over_100_mb_is_refused_even_when_the_file_is_larger(run, folder)
 
 
 LARGE = 10**8
+TEN_THOUSAND_KEYS = b",".join(b'"....%04d":1' % i for i in range(10_000))
 LARGE_HEADERS = {  # made when needed: each is as large as a header may be
     "deep": lambda: b"[" * LARGE,
     "wide": lambda: b"[" + b"[]," * (LARGE // 3 - 1),
     "long-string": lambda: b'{"a":"' + b"x" * (LARGE - 8) + b'"}',
     "escapes": lambda: b'{"a":"' + b"\\n" * (LARGE // 2 - 4) + b'"}',
-    "keys": lambda: b"{" + b",".join(b'"%08d":1' % i for i in range(LARGE // 13)) + b"}",
+    "keys": lambda: b"{" + b",".join(
+        TEN_THOUSAND_KEYS.replace(b'"....', b'"%04d' % i) for i in range(LARGE // 130_000)) + b"}",
     "metadata": lambda: b'{"__metadata__":{' +
                         b",".join(b'"%07d":"%0200d"' % (i, i) for i in range(390_000)) + b"}}",
     "blank": lambda: b" " * LARGE,
