@@ -17,6 +17,41 @@ if(KVFOLIO_BUILD_TESTS)
   include(GoogleTest)
 endif()
 
+#   kvfolio_compile_soon(<target>)
+#
+# For what only tests run: optimising takes half of the time of such a source. What is tested keeps its flags,
+# and a test that computes a lot itself asks for more (COMPILE_OPTIONS of its source).
+function(kvfolio_compile_soon target)
+  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-Og>)
+endfunction()
+
+#   kvfolio_read_headers_once(<target>)
+#
+# What most tests include is compiled once for all tests; a second of each program. Not where a source is compiled
+# alone to see that it includes what it uses, nor with flags of its own, which g++ wants to be equal.
+function(kvfolio_read_headers_once target)
+  if(NOT KVFOLIO_TEST_HEADERS_ONCE OR NOT KVFOLIO_UNITY)
+    return()
+  endif()
+  get_target_property(libraries ${target} LINK_LIBRARIES)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    get_source_file_property(flags ${source} COMPILE_OPTIONS)
+    if(flags OR libraries MATCHES "OpenMP|kvfolio_redis")  # hiredis brings a definition
+      return()
+    endif()
+  endforeach()
+  if(NOT TARGET kvfolio_test_headers)
+    add_library(kvfolio_test_headers OBJECT ${PROJECT_SOURCE_DIR}/cmake/test_headers.cc)
+    target_link_libraries(kvfolio_test_headers PRIVATE kvfolio_options kvfolio_internal GTest::gmock)
+    kvfolio_compile_soon(kvfolio_test_headers)
+    target_precompile_headers(kvfolio_test_headers PRIVATE ${PROJECT_SOURCE_DIR}/cmake/test_headers.h)
+    target_compile_options(kvfolio_test_headers PRIVATE -fpch-preprocess)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM kvfolio_test_headers)
+  target_compile_options(${target} PRIVATE -fpch-preprocess)
+endfunction()
+
 function(kvfolio_add_test name)
   if(NOT KVFOLIO_BUILD_TESTS)
     return()
@@ -48,9 +83,8 @@ function(kvfolio_add_test name)
   endif()
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  # Optimising the assertions takes half of the time of a test source. What is tested keeps its
-  # flags, and a test that computes a lot itself asks for more (COMPILE_OPTIONS of its source).
-  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-Og>)
+  kvfolio_compile_soon(${name})
+  kvfolio_read_headers_once(${name})
   gtest_discover_tests(${name}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     DISCOVERY_TIMEOUT 60
@@ -127,7 +161,14 @@ function(kvfolio_add_fuzzer name)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
     set(once -runs=0)
   else()
-    target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/fuzz_replay.cc)
+    if(NOT TARGET kvfolio_fuzz_replay)
+      add_library(kvfolio_fuzz_replay OBJECT ${PROJECT_SOURCE_DIR}/cmake/fuzz_replay.cc)
+      target_link_libraries(kvfolio_fuzz_replay PRIVATE kvfolio_options)
+      target_compile_features(kvfolio_fuzz_replay PRIVATE cxx_std_20)
+      kvfolio_compile_soon(kvfolio_fuzz_replay)
+    endif()
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:kvfolio_fuzz_replay>)
+    kvfolio_compile_soon(${name})
     set(once)
   endif()
   if(arg_CORPUS)

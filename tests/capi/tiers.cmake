@@ -48,6 +48,7 @@ endfunction()
 
 # The same story in C++.
 add_executable(tiers_capi_story tiers_story.cc)
+kvfolio_compile_soon(tiers_capi_story)
 target_link_libraries(tiers_capi_story PRIVATE kvfolio_options kvfolio_tiers)
 foreach(later "" LATER)
   string(TOLOWER "${later}" suffix)
