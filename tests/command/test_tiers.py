@@ -324,7 +324,8 @@ def broken_disk(tmp_path, *options, code=0):
         process.stdin.write("\n".join(map(json.dumps, many)).encode())
         process.stdin.close()
         said = process.stderr.readline()  # it is open, and there is much to do yet
-        shutil.rmtree(path)
+        while path.exists():  # a segment that is made meanwhile is in the way once
+            shutil.rmtree(path, ignore_errors=True)
         out, more = process.stdout.read(), process.stderr.read()
         assert process.wait(timeout=120) == code, more
     return out.decode(errors="replace"), (said + more).decode()
