@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kvfolio prove` shows one hash in every row, and that it would notice another one."""
 
+import functools
 import json
 import os
 import pathlib
@@ -151,15 +152,19 @@ def test_a_prompt_of_the_shipped_model_is_longer_than_a_split_of_attention():
     assert rows[0]["contiguous"] and max(row["chunk_tokens_peak"] for row in rows) == 1040
 
 
+@pytest.fixture(scope="module")
+def f32_proof(checkpoint):
+    return functools.cache(lambda: proof(checkpoint("untied-bf16"), "--cache-dtype", "f32", "--kernel", "reference"))
+
+
 @pytest.mark.parametrize("dtype", first("int8", "f16", "bf16", "f64"), ids=lambda dtype: f"cache_{dtype}")
-def test_each_cache_type_has_one_hash(checkpoint, dtype):
+def test_each_cache_type_has_one_hash(checkpoint, f32_proof, dtype):
     model = checkpoint("untied-bf16")
     hashed = proof(model, "--cache-dtype", dtype, "--kernel", "reference")
     check(hashed)
     if SANITIZED == "thread":
         return  # one proof is enough for what threads do
-    single = proof(model, "--cache-dtype", "f32", "--kernel", "reference")
-    differs = hashed["sha256"] != single["sha256"]
+    differs = hashed["sha256"] != f32_proof()["sha256"]
     assert differs == (dtype != "f64")  # f64 holds exactly what the model computes in f32
 
 
