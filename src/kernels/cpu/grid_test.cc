@@ -9,7 +9,7 @@
 // A smaller grid is computed by the targets of AVX-512 over a plain model of their instructions
 // (model/immintrin.h): on a machine that lacks them nothing else computes their code.
 //
-//   KVFOLIO_GRID_CASES=N   how many cases (default 400; 150 without optimisation or sanitized)
+//   KVFOLIO_GRID_CASES=N   how many cases (default 200; 150 without optimisation or sanitized)
 //   KVFOLIO_SEED=S         of the first case (default 1); printed where a case fails
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ namespace {
 #if defined(KVFOLIO_SLOW_BUILD)
 constexpr std::int64_t kDefaultCases = 150;
 #else
-constexpr std::int64_t kDefaultCases = 400;
+constexpr std::int64_t kDefaultCases = 200;
 #endif
 constexpr int kParts = 4;
 
