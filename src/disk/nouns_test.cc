@@ -11,6 +11,7 @@
 
 #include "disk/erases.h"
 #include "disk/error_budget.h"
+#include "disk/eviction.h"
 #include "disk/index.h"
 #include "disk/scrub.h"
 #include "disk/segments.h"
@@ -217,6 +218,63 @@ TEST(Erases, RandomCallsBreakNoRule) {
     ASSERT_EQ(erases.size(), model.size());
     ASSERT_TRUE(erases.check());
   }
+}
+
+// ---- Eviction ----
+
+TEST(Eviction, ChoosesUpToItsBytesAndMovesAFewAtATime) {
+  Segments segments;
+  Segment& segment = segments.add({1, 1}, Segment::State::kCreating, 100);
+  segment.state = Segment::State::kEvicting;
+  Eviction eviction(100);
+  EXPECT_FALSE(eviction.is_under_way());
+  eviction.begin(segment);
+  EXPECT_TRUE(eviction.is_of(segment));
+  for (std::uint32_t record = 0; record < 6; ++record) {
+    EXPECT_TRUE(eviction.choose(record, 15));
+  }
+  EXPECT_FALSE(eviction.choose(6, 15));  // 105 bytes
+  for (std::uint32_t record = 0; record < 4; ++record) {
+    EXPECT_EQ(eviction.next(), record);
+    eviction.move_begun();
+  }
+  EXPECT_FALSE(eviction.next());
+  eviction.move_ended();
+  EXPECT_EQ(eviction.next(), 4U);
+  EXPECT_FALSE(eviction.has_moved_all());
+  EXPECT_TRUE(eviction.check());
+}
+
+TEST(Eviction, WhatIsUnderWayOutlivesAnEvictionThatIsStopped) {
+  Segments segments;
+  Segment& segment = segments.add({1, 1}, Segment::State::kCreating, 100);
+  segment.state = Segment::State::kEvicting;
+  Eviction eviction(100);
+  eviction.begin(segment);
+  EXPECT_TRUE(eviction.choose(1, 10));
+  EXPECT_TRUE(eviction.choose(2, 10));
+  EXPECT_TRUE(eviction.next());
+  eviction.move_begun();
+  eviction.end();
+  EXPECT_FALSE(eviction.is_under_way());
+  EXPECT_FALSE(eviction.has_moved_all());
+  EXPECT_FALSE(eviction.next());
+  EXPECT_TRUE(eviction.check());
+  eviction.begin(segment);
+  EXPECT_TRUE(eviction.choose(3, 95));  // its bytes begin anew
+  EXPECT_EQ(eviction.next(), 3U);
+  eviction.move_ended();
+  EXPECT_TRUE(eviction.has_moved_all());
+}
+
+TEST(Eviction, CheckSeesASegmentThatIsNotGoing) {
+  Segments segments;
+  Segment& segment = segments.add({1, 1}, Segment::State::kCreating, 100);
+  segment.state = Segment::State::kEvicting;
+  Eviction eviction(100);
+  eviction.begin(segment);
+  segment.state = Segment::State::kSealed;
+  EXPECT_FALSE(eviction.check());
 }
 
 // ---- Scrub ----

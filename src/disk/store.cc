@@ -191,7 +191,7 @@ bool SegmentStore::idle() const noexcept {
   if (left_to_parent_) return true;
   const bool is_idle = ops_.empty() && loads_.empty() && stores_.empty() && erases_.size() == 0 &&
                        to_erase_ == 0 && segments_.num_touched() == 0;
-  KVFOLIO_DCHECK(!is_idle || (items_ == 0 && queued_bytes_ == 0 && moves_ == 0));
+  KVFOLIO_DCHECK(!is_idle || (items_ == 0 && queued_bytes_ == 0 && eviction_.moves() == 0));
   return is_idle;
 }
 
@@ -384,7 +384,7 @@ void SegmentStore::begin_waiting() {
     stores_.take_front();
   }
   // A medium that gave no room a moment ago is not waited for.
-  if (active_ == nullptr && next_ == nullptr && evicting_ == nullptr &&
+  if (active_ == nullptr && next_ == nullptr && !eviction_.is_under_way() &&
       now_us_ < retry_create_us_) {
     refuse_all(stores_, TierOp::kStore, TierResult::kBusy);
   }

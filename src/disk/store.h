@@ -36,7 +36,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -47,6 +46,7 @@
 #include "disk/engine.h"
 #include "disk/erases.h"
 #include "disk/error_budget.h"
+#include "disk/eviction.h"
 #include "disk/index.h"
 #include "disk/jobs.h"
 #include "disk/recover.h"
@@ -269,12 +269,9 @@ class SegmentStore {
   Segments segments_;
   OpenFiles files_;
   Segment* active_ = nullptr;
-  Segment* next_ = nullptr;            // creating, continuing or ready
-  Segment* evicting_ = nullptr;        // makes room: one at a time, until its file is gone
-  Segment* last_found_ = nullptr;      // of an earlier run, to go on in; sealed
-  std::deque<std::uint32_t> to_move_;  // of evicting_
-  std::int64_t to_move_bytes_ = 0;
-  std::int64_t moves_ = 0;  // under way
+  Segment* next_ = nullptr;        // creating, continuing or ready
+  Segment* last_found_ = nullptr;  // of an earlier run, to go on in; sealed
+  Eviction eviction_{options_.segment_bytes / 2};
   std::uint64_t last_number_ = 0, last_sequence_ = 0;
   int names_taken_ = 0;                // in a row: files of others under the next names
   std::uint64_t removed_by_open_ = 0;  // records that were beyond the budget

@@ -16,7 +16,6 @@ namespace kvfolio::disk {
 namespace {
 
 constexpr std::uint64_t kRetryUs = 1'000'000;  // to make or to remove a file
-constexpr std::int64_t kMovesMax = 4;          // at the same time: each takes memory for a record
 constexpr std::size_t kLooksLater = 16;        // in a call, at segments that wait for time to pass
 constexpr int kNamesTakenMax = 20;             // in a row; then it is an error
 
@@ -180,16 +179,11 @@ void SegmentStore::walk_record(Segment& segment, std::uint32_t id) {
       if (is_kept(id)) segment.entries.push_back(entry_of(id));
       return;
     case Segment::Walk::kChoose: {
-      // What was used is written again, up to half of a segment, so that eviction always frees
-      // something.
       const Record& record = index_[id];
       if (!record.live || !record.used) return;
-      to_move_bytes_ += record_bytes(record.data_bytes);
-      if (to_move_bytes_ > options_.segment_bytes / 2) {
-        segment.walk_at = RecordIndex::kNone;
-        return;
-      }
-      return to_move_.push_back(id);
+      const bool fits = eviction_.choose(id, record_bytes(record.data_bytes));
+      if (!fits) segment.walk_at = RecordIndex::kNone;
+      return;
     }
     case Segment::Walk::kDrain:
       if (!index_[id].live) return;
@@ -227,7 +221,7 @@ void SegmentStore::end_walk(Segment& segment) {
 // ---- the next one ----
 
 void SegmentStore::prepare_next() {
-  if (next_ != nullptr || evicting_ != nullptr || closing_ || is_off() ||
+  if (next_ != nullptr || eviction_.is_under_way() || closing_ || is_off() ||
       now_us_ < retry_create_us_) {
     return;
   }
@@ -366,7 +360,7 @@ void SegmentStore::on_no_segment(std::int64_t error) {
 // True: a segment goes.
 bool SegmentStore::make_room() noexcept {
   if (closing_) return false;
-  if (evicting_ != nullptr) return true;
+  if (eviction_.is_under_way()) return true;
   Segment* oldest = segments_.oldest_sealed();
   if (oldest != nullptr) begin_evict(*oldest);
   return oldest != nullptr;
@@ -418,31 +412,27 @@ void SegmentStore::take_footer(Segment& segment, const SealJob& job) noexcept {
 // ---- eviction ----
 
 void SegmentStore::begin_evict(Segment& segment) noexcept {
-  KVFOLIO_CHECK(evicting_ == nullptr);
+  eviction_.begin(segment);
   segments_.set_state(segment, State::kEvicting);
   segments_.touch(segment);
   segment.chosen = false;
-  evicting_ = &segment;
-  to_move_.clear();
-  to_move_bytes_ = 0;
 }
 
 void SegmentStore::go_on_evicting(Segment& segment) {
-  while (!to_move_.empty() && moves_ < kMovesMax) {
-    const std::uint32_t id = to_move_.front();
-    to_move_.pop_front();
-    if (!move_one(id)) to_move_.clear();
+  while (const auto id = eviction_.next()) {
+    if (!move_one(*id)) eviction_.forget_rest();
   }
-  if (to_move_.empty() && moves_ == 0) drain(segment);
+  if (eviction_.has_moved_all()) drain(segment);
 }
 
 // The end comes first: nothing needs the room any more, so what was not moved stays where it is.
 void SegmentStore::stop_evicting() noexcept {
-  to_move_.clear();
-  if (evicting_ == nullptr || evicting_->state != State::kEvicting) return;
-  segments_.set_state(*evicting_, State::kSealed);
-  if (evicting_->walk == Segment::Walk::kChoose) evicting_->walk = Segment::Walk::kNone;
-  evicting_ = nullptr;
+  eviction_.forget_rest();
+  Segment* const segment = eviction_.segment();
+  if (segment == nullptr || segment->state != State::kEvicting) return;
+  segments_.set_state(*segment, State::kSealed);
+  if (segment->walk == Segment::Walk::kChoose) segment->walk = Segment::Walk::kNone;
+  eviction_.end();
 }
 
 // False: there is no room to move anything to.
@@ -456,12 +446,11 @@ bool SegmentStore::move_one(std::uint32_t id) {
   if (memory.data() == nullptr) return false;
   std::byte* data = memory.data();
   start_load(Op::Kind::kMoveRead, id, data, nullptr, std::move(memory));
-  ++moves_;
+  eviction_.move_begun();
   return true;
 }
 
 void SegmentStore::on_moved_read(Op& op) {
-  KVFOLIO_CHECK(moves_ > 0);
   const bool right = on_read(op) == TierResult::kOk;
   const Record old = index_[op.record];
   Op* write = nullptr;
@@ -473,7 +462,7 @@ void SegmentStore::on_moved_read(Op& op) {
     }
   }
   if (write == nullptr) {
-    --moves_;
+    eviction_.move_ended();
     return;
   }
   std::byte* data = op.memory.data();
@@ -483,9 +472,8 @@ void SegmentStore::on_moved_read(Op& op) {
 }
 
 void SegmentStore::on_moved(Op& op) {
-  KVFOLIO_CHECK(moves_ > 0);
-  --moves_;
-  if (evicting_ != nullptr) segments_.touch(*evicting_);
+  eviction_.move_ended();
+  if (eviction_.is_under_way()) segments_.touch(*eviction_.segment());
   if (on_written(op) != TierResult::kOk) return;
   if (!index_[op.replaces].live) return;  // it was erased while it was on its way
   ++stats_.reinserted;
@@ -514,9 +502,9 @@ void SegmentStore::begin_remove(Segment& segment) {
 }
 
 void SegmentStore::on_removed(Segment& segment, const RemoveJob& job) {
-  const bool evicted = evicting_ == &segment;
+  const bool evicted = eviction_.is_of(segment);
   const bool stores_wait = evicted || (active_ == nullptr && !stores_.empty());
-  if (evicted) evicting_ = nullptr;
+  if (evicted) eviction_.end();
   if (last_found_ == &segment) last_found_ = nullptr;
   if (job.result == 0) {
     segments_.set_bytes(segment, 0);
@@ -571,6 +559,7 @@ Status SegmentStore::check_invariants() const {
   if (!files_.check(segments_)) return broken("the open files");
   if (!loads_.check() || !stores_.check()) return broken("what waits");
   if (!erases_.check()) return broken("the erases");
+  if (!eviction_.check()) return broken("the eviction and its segment");
   if (!budget_.check()) return broken("the errors");
   if (!scrub_.check()) return broken("the credit of the scrub");
   if (bytes_used() > std::max(options_.bytes, kOtherBytes)) return broken("the budget");

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "offload/block_names.h"
 #include "offload/epochs.h"
 #include "offload/forgotten_roots.h"
+#include "offload/ops.h"
 #include "offload/requests.h"
 #include "offload/steps.h"
 #include "offload/tier_port.h"
@@ -82,27 +82,7 @@ class Offload::Impl {
   using Piece = Request::Piece;
   using Verdict = Request::Verdict;
   using Arriving = Requests::Arriving;
-  // What a tier was asked to do. A load whose record does not arrive any more is given up: its
-  // slot is quarantined until the tier says that it does not touch it. A store that is overdue
-  // keeps its pin as long.
-  struct Op {
-    TierOp kind = TierOp::kExists;
-    std::int32_t tier = 0;
-    TierKey key{};
-    std::uint64_t request = 0;    // kExists
-    Piece piece{};                // kExists
-    std::int32_t part_begin = 0;  // kExists: of the request
-    std::int64_t bytes = 0;       // kLoad, kStore
-    ArenaSlot slot{};             // kLoad
-    bool given_up = false;        // kLoad
-    bool overdue = false;         // kStore
-    bool is_probe = false;        // it is not waited for
-    std::uint64_t since_us = 0;
-    std::uint64_t deadline_us = 0;
-    ArenaPin pin{};                   // kStore
-    int tries = 0;                    // kStore, as TierPort::Waiting
-    std::uint64_t stores_before = 0;  // kStore: that the tier had done when it began
-  };
+  using Op = TierAsked;
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
 
   // ---- offload.cc ----
@@ -217,10 +197,7 @@ class Offload::Impl {
   std::deque<TierPort> ports_;  // they do not move
   std::size_t first_tier_ = 0;  // to collect from in this poll
   BlockNames names_;
-  std::unordered_map<std::uint64_t, Op> ops_;  // by tag
-  std::uint64_t last_tag_ = 0;
-  std::deque<std::uint64_t> stores_;  // tags, by their deadlines; some have ended
-  OffloadLeft in_flight_;             // of ops_
+  Ops ops_;
   Epochs epochs_;
   Requests requests_;
   ForgottenRoots forgotten_;

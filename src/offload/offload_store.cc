@@ -230,20 +230,18 @@ Offload::Impl::Begun Offload::Impl::store_to(std::int32_t index, const TierPort:
     return works || to.refused(now_us_) ? Begun::kLater : Begun::kNo;
   }
   to.accepted();
-  stores_.push_back(last_tag_);
   TierPort::Side& side = to.side(TierOp::kStore);
-  if (side.pauses.passed_over()) side.probe_tag = last_tag_;
+  if (side.pauses.passed_over()) side.probe_tag = ops_.last_tag();
   return Begun::kYes;
 }
 
 // Finds those that are overdue. Deadlines are in the order of the tags.
 void Offload::Impl::watch_stores() {
-  for (int left = 4 * kStoresPerPoll; left > 0 && !stores_.empty(); --left) {
-    const std::uint64_t tag = stores_.front();
+  for (int left = 4 * kStoresPerPoll; left > 0 && ops_.has_watched(); --left) {
+    const std::uint64_t tag = ops_.first_watched();
     steps_.took(1);
-    const auto found = ops_.find(tag);
-    if (found != ops_.end()) {
-      Op& op = found->second;
+    if (Op* const watched = ops_.watched()) {
+      Op& op = *watched;
       if (now_us_ < op.deadline_us) return;
       TierPort& late = port(op.tier);
       KVFOLIO_CHECK(op.kind == TierOp::kStore && !op.overdue);
@@ -252,7 +250,7 @@ void Offload::Impl::watch_stores() {
       late.was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
       if (late.side(op.kind).probe_tag == tag) late.side(op.kind).probe_tag = 0;
     }
-    stores_.pop_front();
+    ops_.unwatch();
   }
 }
 

@@ -45,12 +45,10 @@ void Offload::Impl::look_at_tiers() {
 // our memory, so that is free. Requests go on with what host memory has.
 void Offload::Impl::leave_to_parent() {
   give_up_all();
-  for (auto& [tag, op] : ops_) {
+  ops_.for_each([this](std::uint64_t, const Op& op) {
     if (op.kind == TierOp::kLoad) arena_->quiesced(op.slot);
-  }
+  });
   ops_.clear();
-  stores_.clear();
-  in_flight_ = {};
   for (TierPort& port : ports_) port.leave();
   requests_.leave_tiers();
 }
@@ -63,7 +61,7 @@ void Offload::Impl::collect() {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
     const std::size_t t = (first_tier_ + i) % ports_.size();
     if (ports_[t].has_left()) continue;
-    const std::int64_t most_answers = std::min(std::ssize(ops_) + 64, kAnswersPerPoll);
+    const std::int64_t most_answers = std::min(ops_.size() + 64, kAnswersPerPoll);
     for (std::int64_t answers = most_answers; answers > 0 && budget_ > kept;) {
       std::size_t most = done.size();
       if (ports_[t].load_bytes() > 0) {
@@ -86,8 +84,9 @@ void Offload::Impl::add_item(Op op, std::byte* data) {
   const bool has_memory = op.kind == TierOp::kLoad || op.kind == TierOp::kStore;
   KVFOLIO_CHECK(has_memory == (data != nullptr) && has_memory == (op.bytes > 0));
   op.since_us = now_us_;
-  items_.push_back({.key = op.key, .data = data, .bytes = op.bytes, .tag = ++last_tag_});
-  ops_.emplace(last_tag_, std::move(op));
+  TierItem item{.key = op.key, .data = data, .bytes = op.bytes};
+  item.tag = ops_.add(std::move(op));
+  items_.push_back(item);
 }
 
 // Hands items_ over. Returns how many were accepted: the first ones. The others are forgotten.
@@ -96,35 +95,25 @@ std::size_t Offload::Impl::submit(std::int32_t index, TierOp kind, std::uint64_t
   KVFOLIO_DCHECK(!items_.empty() && !asked.has_left());
   const std::size_t accepted =
       std::min(asked.tier().submit(kind, items_, {deadline_us}), items_.size());
-  for (std::size_t i = accepted; i < items_.size(); ++i) ops_.erase(items_[i].tag);
+  for (std::size_t i = accepted; i < items_.size(); ++i) ops_.drop(items_[i].tag);
   for (const TierItem& item : std::span(items_).first(accepted)) {
     KVFOLIO_DCHECK(ops_.at(item.tag).kind == kind && ops_.at(item.tag).tier == index);
-    ops_.at(item.tag).deadline_us = deadline_us;
+    ops_.began(item.tag, deadline_us);
     asked.began(kind, item.bytes);
-    ++(kind == TierOp::kLoad    ? in_flight_.loads
-       : kind == TierOp::kStore ? in_flight_.stores
-                                : in_flight_.questions);
   }
   items_.clear();
   return accepted;
 }
 
 void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
-  const auto found = ops_.find(done.tag);
-  // Another tier's work only that tier can report: its memory may still be in use.
-  if (found == ops_.end() || found->second.tier != tier_index) {
+  std::optional<Op> taken = ops_.take(done.tag, tier_index);
+  if (!taken) {
     ++counters_.unknown_completions;
     return;
   }
-  Op op = std::move(found->second);
-  ops_.erase(found);
+  Op& op = *taken;
   TierPort& from = port(op.tier);
   from.ended(op.kind, op.bytes, op.given_up || op.overdue);
-  auto& in_flight = op.kind == TierOp::kLoad    ? in_flight_.loads
-                    : op.kind == TierOp::kStore ? in_flight_.stores
-                                                : in_flight_.questions;
-  KVFOLIO_CHECK(in_flight > 0);
-  --in_flight;
   if (op.is_probe && op.kind != TierOp::kStore) return on_probed(done.tag, op, done.result);
   switch (op.kind) {
     case TierOp::kExists:
@@ -209,7 +198,7 @@ void Offload::Impl::probe(std::int32_t index, TierOp kind) {
   const ArenaSlot slot = op.slot;
   const std::int64_t bytes = op.bytes;
   add_item(std::move(op), memory.data());
-  const std::uint64_t tag = last_tag_;
+  const std::uint64_t tag = ops_.last_tag();
   const bool accepted = submit(index, kind, later(now_us_, options_.timeout_us)) == 1;
   if (accepted && kind == TierOp::kLoad) {
     asked.became_overdue(kind, bytes);
@@ -259,8 +248,7 @@ Offload::Impl::Begun Offload::Impl::start_load(Request& request, const Piece& pi
   auto slot = arena_->reserve(piece.key, bytes);
   while (!slot && take_from_younger(request)) slot = arena_->reserve(piece.key, bytes);
   if (!slot) {
-    const bool may_free =
-        requests_.others_hold(request) || in_flight_.loads + in_flight_.stores > 0;
+    const bool may_free = requests_.others_hold(request) || ops_.touch_memory();
     if (!may_free) return Begun::kNo;
     requests_.ran_short(request);
     return Begun::kLater;
@@ -275,7 +263,7 @@ Offload::Impl::Begun Offload::Impl::start_load(Request& request, const Piece& pi
   const bool works = asked.works();
   add_item({.kind = TierOp::kLoad, .tier = index, .key = piece.key, .bytes = bytes, .slot = *slot},
            memory.data());
-  arriving.tag = last_tag_;
+  arriving.tag = ops_.last_tag();
   if (submit(index, TierOp::kLoad, request.deadline_us) != 1) {
     arena_->abandon(*slot);
     return works ? Begun::kLater : Begun::kNo;
