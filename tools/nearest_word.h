@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// What a user may have meant who wrote a name that there is not.
+
 #include <string>
 #include <string_view>
 #include <vector>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// How many slots a group may have.
+
 #include <cstdint>
 
 namespace kvfolio {

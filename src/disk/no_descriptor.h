@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Errors of open() that a closed file of our own may end, and that count for nothing against a
+// disk.
+
 #include <cerrno>
 #include <cstdint>
 

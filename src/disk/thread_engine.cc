@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The engine of a system without io_uring: threads that take jobs from one list and do their calls
+// one after the other (engine.h). The owner gives jobs and collects those that have ended; event_fd
+// says that there are some.
+
 #include <pthread.h>
 #include <unistd.h>
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// An operation log in a file (FileLog of op_replay.h): one writer at a time, and what a log of
+// before had there is gone.
+
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>

@@ -1,3 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The checksum of records (checksum_impl.h), compiled for use with AVX-512.
+
 #define KVFOLIO_CHECKSUM_TARGET avx512
 #include "tiers/checksum_impl.h"

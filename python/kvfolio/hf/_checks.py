@@ -8,16 +8,16 @@ is never findable.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from ._ids import SeenIds
 from ._keywords import EAGER_OUTPUT
+from ._prompt import Prompt
+from ._rows import Rows
 from ._witness import Feed
-
-if TYPE_CHECKING:
-    from ._core import Core
 
 
 _PADDING = (
@@ -30,7 +30,26 @@ _PADDING = (
 _FEW = 64
 
 
-def check_feed(core: Core, feed: Feed) -> None:
+class Held(Protocol):
+    """What a cache says of what it holds, and what it is told when that cannot be compared."""
+
+    paged: bool
+    rows: Rows
+    prompt: Prompt | None
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def seen(self) -> SeenIds: ...
+    @property
+    def prompt_rows(self) -> list[int]: ...
+    def naming(self) -> bool: ...
+    def rows_for(self, rows: int) -> int: ...
+    def leave_plain(self, reason: str) -> None: ...
+    def go_back(self, length: int) -> None: ...
+
+
+def check_feed(core: Held, feed: Feed) -> None:
     if core.paged and feed.hands_out_keys:
         raise ValueError(
             "return_shared_kv_states=True asks for the keys of a layer, of which the model has the new ones alone "
@@ -58,7 +77,7 @@ def check_feed(core: Core, feed: Feed) -> None:
     _check_mask(core, feed.mask, feed.ids, pads)
 
 
-def _goes_on(core: Core, feed: Feed, ids: torch.Tensor) -> bool:
+def _goes_on(core: Held, feed: Feed, ids: torch.Tensor) -> bool:
     """A few tokens behind those that are held, and no pads: what nearly all forwards are, seen at once."""
     rows, count = ids.shape
     if count > _FEW or core.rows.padded:
@@ -76,7 +95,7 @@ def _goes_on(core: Core, feed: Feed, ids: torch.Tensor) -> bool:
     return mask.shape[1] >= core.length + count and bool(mask.all())
 
 
-def check_text(core: Core, ids: torch.Tensor) -> None:
+def check_text(core: Held, ids: torch.Tensor) -> None:
     """generate() was given this text, of which it will feed what the cache lacks."""
     count = min(ids.shape[1], core.length)
     if not count or ids.shape[0] % len(core.rows):
@@ -89,7 +108,7 @@ def check_text(core: Core, ids: torch.Tensor) -> None:
 # ---- positions ----
 
 
-def _check_positions(core: Core, feed: Feed, ids: torch.Tensor, pads: torch.Tensor) -> None:
+def _check_positions(core: Held, feed: Feed, ids: torch.Tensor, pads: torch.Tensor) -> None:
     """`pads` [rows, 1]."""
     rows, count = ids.shape
     steps = torch.arange(count)[None]
@@ -125,7 +144,7 @@ def _follows_mask(positions: torch.Tensor, mask: Any, length: int) -> bool:
     return bool(((positions == expected) | ~real[:, length:]).all())
 
 
-def _check_other_positions(core: Core, ids: torch.Tensor, positions: torch.Tensor,
+def _check_other_positions(core: Held, ids: torch.Tensor, positions: torch.Tensor,
                            pads: torch.Tensor) -> None:
     """Below the length stand tokens that are held: the same ones are computed again, others belong to
     another text."""
@@ -140,7 +159,7 @@ def _check_other_positions(core: Core, ids: torch.Tensor, positions: torch.Tenso
     core.leave_plain(f"positions from {int(positions[0, 0])} on, where the cache holds {core.length} tokens")
 
 
-def _check_held(core: Core, ids: torch.Tensor, places: torch.Tensor, pads: torch.Tensor,
+def _check_held(core: Held, ids: torch.Tensor, places: torch.Tensor, pads: torch.Tensor,
                 blind: bool = False) -> None:
     """Raises where the cache holds another token at a dense position; with `blind` not if it holds one that it
     never saw."""
@@ -162,7 +181,7 @@ def _check_held(core: Core, ids: torch.Tensor, places: torch.Tensor, pads: torch
     )
 
 
-def _check_prompt(core: Core, ids: torch.Tensor, factor: int) -> None:
+def _check_prompt(core: Held, ids: torch.Tensor, factor: int) -> None:
     if not core.naming():
         return
     assert core.prompt is not None
@@ -185,7 +204,7 @@ def _check_prompt(core: Core, ids: torch.Tensor, factor: int) -> None:
         )
 
 
-def _is_whole_prompt(core: Core, ids: torch.Tensor, factor: int) -> bool:
+def _is_whole_prompt(core: Held, ids: torch.Tensor, factor: int) -> bool:
     """These tokens begin with the prompt, behind what was found of it."""
     prompt = core.prompt
     if prompt is None or not prompt.unused or not prompt.hit or ids.shape[1] < prompt.width:
@@ -194,7 +213,7 @@ def _is_whole_prompt(core: Core, ids: torch.Tensor, factor: int) -> bool:
     return torch.equal(whole, ids[:, : prompt.width].to("cpu"))
 
 
-def fed_behind_hit(core: Core, count: int) -> str:
+def fed_behind_hit(core: Held, count: int) -> str:
     """What to say of more tokens than the prompt has behind what was found."""
     assert core.prompt is not None
     return (
@@ -207,7 +226,7 @@ def fed_behind_hit(core: Core, count: int) -> str:
 # ---- masks ----
 
 
-def _check_mask(core: Core, mask: Any, ids: torch.Tensor, pads: np.ndarray) -> None:
+def _check_mask(core: Held, mask: Any, ids: torch.Tensor, pads: np.ndarray) -> None:
     if mask is None:
         if pads.any():
             raise ValueError("the cache was made with an attention_mask, and this forward has none")

@@ -70,6 +70,7 @@
 mod mirror;
 
 mod error;
+mod ids;
 mod kernels;
 mod manager;
 mod memory;
@@ -93,11 +94,12 @@ mod transfers;
 mod view;
 
 pub use error::{Error, Result, Shortage, Stopped};
+pub use ids::{Hold, Load, Pin, Sequence, Ticket};
 pub use kernels::{
     convert, merge_states, Attention, AttentionOptions, Batch, GatherOptions, State, Target,
 };
 pub use kvfolio_sys as sys;
-pub use manager::{Cache, ForkOptions, Hold, Load, Manager, Opened, Pin, Sequence, Ticket};
+pub use manager::{Cache, ForkOptions, Manager, Opened};
 pub use memory::{CopyRun, MemoryKind, MemoryResource};
 pub use op_log::OpLog;
 pub use options::{Options, Order, Policy};

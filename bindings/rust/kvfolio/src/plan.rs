@@ -2,7 +2,7 @@
 //
 // Where the plans of steps are, until their steps have ended.
 
-use crate::manager::{Sequence, Ticket};
+use crate::ids::{Sequence, Ticket};
 use crate::{sys, Batch};
 use std::marker::PhantomData;
 

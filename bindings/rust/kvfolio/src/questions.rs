@@ -3,7 +3,7 @@
 // Calls that change nothing. For SAFETY see manager.rs; structs to fill have their size.
 
 use crate::error::call;
-use crate::manager::{Load, Sequence};
+use crate::ids::{Load, Sequence};
 use crate::prompt::CPrompt;
 use crate::{sys, GroupSpec, Manager, OpenOptions, Options, Result};
 use std::ptr::null_mut;

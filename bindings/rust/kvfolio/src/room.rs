@@ -3,7 +3,8 @@
 // Room for tokens. For SAFETY see manager.rs.
 
 use crate::error::call;
-use crate::manager::{check_pair, Pin, Sequence};
+use crate::ids::{Pin, Sequence};
+use crate::manager::check_pair;
 use crate::prompt::{CPrompt, Root};
 use crate::steps::ended;
 use crate::{sys, Ended, Manager, OpenOptions, Policy, Result};

@@ -3,7 +3,8 @@
 // Steps. For SAFETY see manager.rs.
 
 use crate::error::call;
-use crate::manager::{check_pair, Sequence, Ticket};
+use crate::ids::{Sequence, Ticket};
+use crate::manager::check_pair;
 use crate::plan::PlanArrays;
 use crate::prompt::CPrompt;
 use crate::{sys, Manager, OpenOptions, Result, Stopped, View, ViewMut};

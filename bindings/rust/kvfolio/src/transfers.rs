@@ -5,7 +5,7 @@
 // images, under the rules of `&` and `&mut`.
 
 use crate::error::{call, invalid};
-use crate::manager::{Hold, Load, Sequence};
+use crate::ids::{Hold, Load, Sequence};
 use crate::prompt::{MediaSpan, Root};
 use crate::spec::count;
 use crate::{sys, Manager, Result};
