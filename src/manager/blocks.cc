@@ -329,10 +329,13 @@ bool Blocks::evict_to_shorten_tree() noexcept {
 // ---- the whole ----
 
 void Blocks::copy_from(const Blocks& other) noexcept {
-  room_.copy_from(other.room_);
-  findable_.copy_from(other.findable_);
-  entry_changes_ = other.entry_changes_;
-  losses_ = other.losses_;
+  const auto& [tree, groups, steps, rows, counters, order, room, findable, evicting, entry_changes,
+               losses] = other;
+  KVFOLIO_DCHECK(!evicting_ && !evicting);
+  room_.copy_from(room);
+  findable_.copy_from(findable);
+  entry_changes_ = entry_changes;
+  losses_ = losses;
 }
 
 MemoryUse Blocks::memory() const noexcept {

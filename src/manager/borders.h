@@ -8,7 +8,9 @@
 // of eviction with its other blocks.
 //
 // A border is a range of logical blocks for each window group. It names entries of the sequence's
-// path, so several sequences may count the same block into theirs.
+// path, so several sequences may count the same block into theirs. A block that comes to stand
+// there later, since the one before was evicted, is not counted and leaves like others; when the
+// border moves on, it may so take another sequence's count of that block along.
 //
 // Ends (prefix_tree.h) are where the next turn of a chat, or the same prompt again, goes on. Blocks
 // of window groups that no end reads leave first. In a long prompt these are all but one window,

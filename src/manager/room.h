@@ -115,9 +115,12 @@ class Room {
   [[nodiscard]] EvictionTurn turn(std::int32_t g, BlockId block) const noexcept {
     return order_.turn(GroupId(g), block);
   }
-  // Sequences that count the block of a window group into their border.
+  // Sequences that count the block of a window group into their border; 0 of another group.
+  [[nodiscard]] std::int32_t num_borders(std::int32_t g, BlockId block) const noexcept {
+    return at(g).borders.empty() ? 0 : at(g).borders[block.value()];
+  }
   [[nodiscard]] bool is_border(std::int32_t g, BlockId block) const noexcept {
-    return !at(g).borders.empty() && at(g).borders[block.value()] > 0;
+    return num_borders(g, block) > 0;
   }
   // Requires: a window group.
   void count_border(std::int32_t g, BlockId block, int by) noexcept {

@@ -91,11 +91,14 @@ Victims::Soon Victims::soon() const noexcept {
   return soon;
 }
 
+// What is kept and the heap are of searches, which begin anew here.
 void Victims::copy_from(const Victims& other) noexcept {
-  last_.copy_from(other.last_);
-  counts_.copy_from(other.counts_);
-  num_uses_ = other.num_uses_;
-  end_ = other.end_;
+  const auto& [last, counts, num_uses, end, changed, num_changes, kept, num_kept, bound, keeps,
+               policy, kept_at, scanned_at, order, size, num_passed_over] = other;
+  last_.copy_from(last);
+  counts_.copy_from(counts);
+  num_uses_ = num_uses;
+  end_ = end;
   keeps_ = false;
   policy_.reset();
 }

@@ -286,6 +286,11 @@ std::int32_t Victims::select(VictimPolicy policy, const Rows& rows) noexcept {
   for (std::size_t i = keeps_ ? num_kept_ : 0; i-- > 0;) {
     if (is_good(kept_[i].row)) return kept_[i].row;
   }
+  if (keeps_ || policy == VictimPolicy::kLru) {
+    // All of these may be in the open step. A look at each row is less than a heap of them.
+    const std::int32_t first = scan(rows);
+    if (first == kNoRow || rows.frees_a_block(first)) return first;
+  }
   rank(rows);
   return next(rows);
 }

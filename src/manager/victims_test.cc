@@ -80,7 +80,10 @@ struct World {
       ++world.looks;
       return at(row).rank;
     }
-    [[nodiscard]] VictimName name(std::int32_t row) const { return at(row).name; }
+    [[nodiscard]] VictimName name(std::int32_t row) const {
+      ++world.names;
+      return at(row).name;
+    }
     [[nodiscard]] bool may_go(std::int32_t row) const { return at(row).may_go; }
     [[nodiscard]] bool frees_a_block(std::int32_t row) const { return at(row).frees_a_block; }
   };
@@ -89,6 +92,7 @@ struct World {
   std::vector<Row> rows;
   std::vector<std::int32_t> open_rows;
   mutable int looks = 0;  // at a rank
+  mutable int names = 0;  // asked for
 };
 
 TEST(Victims, WithoutAnOpenRowThereIsNone) {
@@ -120,6 +124,19 @@ TEST(Victims, TiesGoToTheSmallerCallerIdAndThenToTheSmallerId) {
     EXPECT_EQ(world.select(), row);
     world.close(row);
   }
+}
+
+// Each row of a heap has its name there.
+TEST(Victims, WhereNoRowThatIsKeptMayGoNoHeapOfAllIsMade) {
+  World world(1000);
+  for (std::int32_t row = 0; row < 1000; ++row) world.open(row, static_cast<std::uint64_t>(row));
+  for (int searches = 0; searches < 2; ++searches) EXPECT_EQ(world.select(), 0);
+  for (std::int32_t row = 0; row < 64; ++row) world.at(row).may_go = false;
+  world.names = 0;
+  for (int searches = 0; searches < 10; ++searches) EXPECT_EQ(world.select(), 64);
+  EXPECT_LE(world.names, 10);
+  world.at(64).frees_a_block = false;
+  EXPECT_EQ(world.select(), 65);
 }
 
 TEST(Victims, ARowThatMayNotGoOrFreesNothingIsNotChosen) {
