@@ -72,8 +72,6 @@ class PinSet {
   [[nodiscard]] Status check() const;
 
  private:
-  friend struct StateReader;
-
   struct Pin {
     std::uint32_t generation;
     bool open;

@@ -42,6 +42,8 @@ class Reservations {
   [[nodiscard]] std::int64_t most_per_step(std::int32_t row) const noexcept {
     return rows_[row].most_per_step;
   }
+  // Tokens of the promise that the open step has spent.
+  [[nodiscard]] std::int64_t spent(std::int32_t row) const noexcept { return rows_[row].spent; }
   // A new promise, or a new total of one. Requires: num_tokens >= 1.
   void promise(std::int32_t row, std::int64_t num_tokens, std::int64_t most_per_step) noexcept;
   // More was needed than there is, by what the promise does not cover: nothing is checked of it.
@@ -106,7 +108,6 @@ class Reservations {
   [[nodiscard]] Status check() const;
 
  private:
-  friend struct StateReader;
   struct Row {
     std::int64_t tokens;
     std::int64_t most_per_step;

@@ -99,6 +99,7 @@ class Room {
 
   // ---- eviction ----
 
+  [[nodiscard]] const LruOrder& order() const noexcept { return order_; }
   // Requires: the block has a rank.
   void set_turn(std::int32_t g, BlockId block, EvictionTurn turn) noexcept {
     order_.set_turn(GroupId(g), block, turn);
@@ -142,7 +143,6 @@ class Room {
   [[nodiscard]] Status check() const;
 
  private:
-  friend struct StateReader;
   struct Group {
     BlockPool pool;
     FixedArray<std::int32_t> borders;  // by block, of a window group

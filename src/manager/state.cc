@@ -302,10 +302,11 @@ class StateReader::Writer {
     put(unordered_ ? rank(s.row_ticket()) : 0);
     if (all_) write_names(row);
     write_promise(row);
-    put(m_.unnamed_.counts_[row].stretches);
-    for (std::int32_t i = 0; i < m_.unnamed_.counts_[row].stretches; ++i) {
-      put(m_.unnamed_.of(row)[i].begin);
-      put(m_.unnamed_.of(row)[i].end);
+    const auto stretches = m_.unnamed_.stretches(row);
+    put(stretches.size());
+    for (const UnnamedTokens::Stretch& stretch : stretches) {
+      put(stretch.begin);
+      put(stretch.end);
     }
     if (m_.borders_.any()) put(d.prompt_end);
     if (s.publishes) {
@@ -357,7 +358,7 @@ class StateReader::Writer {
     const Reservations& reservations = m_.promises_.reservations();
     put(reservations.tokens(row));
     put(reservations.most_per_step(row));
-    put(reservations.rows_[row].spent);
+    put(reservations.spent(row));
     put(reservations.lacks(row));
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
       put(reservations.num_taken(row, g));
@@ -460,7 +461,7 @@ class StateReader::Writer {
         put(rank_of_low(pool.at(BlockId(b)).stamp));
       }
     }
-    const LruOrder& order = m_.blocks_.room().order_;
+    const LruOrder& order = m_.blocks_.room().order();
     std::int32_t count = 0;
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
       for (std::int32_t b = 0; b < m_.blocks_.pool(g).num_blocks(); ++b) {

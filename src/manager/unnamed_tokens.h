@@ -20,8 +20,10 @@
 // of an error.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/status.h"
@@ -93,6 +95,10 @@ class UnnamedTokens {
   // Gives a fork entries of its own in the parent's steps in flight. Requires: become().
   static void share(StepLog& steps, Owner parent, Owner child) noexcept;
 
+  // Those of the row, in order.
+  [[nodiscard]] std::span<const Stretch> stretches(std::int32_t row) const noexcept {
+    return {of(row), static_cast<std::size_t>(counts_[row].stretches)};
+  }
   [[nodiscard]] MemoryUse memory() const noexcept {
     return MemoryUse::whole(counts_.bytes() + stretches_.bytes());
   }
@@ -103,7 +109,6 @@ class UnnamedTokens {
                              std::int32_t in_open_step) const;
 
  private:
-  friend struct StateReader;
   struct Count {
     std::int32_t tokens;
     std::int32_t stretches;
