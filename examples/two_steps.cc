@@ -133,7 +133,7 @@ Counters run(std::vector<Tokens>& texts, std::size_t at_once, std::size_t max_st
       const Result<Admission> admission = cache.admit(text, options, 2);
       if (!admission && running.empty()) check(admission.error());  // it will never have room
       if (!admission) break;
-      const auto [id, cached] = *cache.open(text, options);
+      const auto [id, cached, soon] = *cache.open(text, options);
       if (options.priority == 0) check(cache.reserve(id, kFed - cached));  // is never short
       check(cache.append(id, std::span(text).subspan(at(cached))));
       inputs.insert(inputs.end(), text.begin() + cached, text.end());

@@ -231,6 +231,7 @@ class Prover {
          .max_seqs = condition.sequences(),
          .max_tokens = set(condition).longest() + kNewTokens,
          .admission_margin = condition.preempting ? 0 : -1,
+         .hold_back = condition.twins,
          .stop_at_eos = false,
          .prefix_cache = condition.prefix_or_cold() != Prefix::kCold,
          .contiguous = condition.contiguous,
@@ -374,6 +375,18 @@ class Prover {
       happened.tokens_reused_expected = 0;
       for (const Request& request : requests) {
         happened.tokens_reused_expected += expected_hit(request.prompt, warming);
+      }
+    }
+    if (condition.twins) {
+      // Each waits for an older one that shares a block or more with it, and finds the blocks.
+      // Inside the next one another prompt may share more, which is not there yet.
+      happened.tokens_reused_least = 0;
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const std::int32_t soon =
+            expected_soon(requests[i].prompt, requests.first(i), condition.block());
+        if (soon < condition.block()) continue;
+        ++happened.held_back_expected;
+        happened.tokens_reused_least += soon / condition.block() * condition.block();
       }
     }
     if (condition.forked && prefix == Prefix::kCold) {

@@ -34,6 +34,10 @@ std::string missing_reuse(const Condition& condition, const Happened& happened) 
   const std::int64_t reused = happened.stats.scheduler.tokens_reused;
   if (condition.prefix_or_cold() == Prefix::kCold) return expect("tokens reused", reused, 0);
   if (reused == 0) return "no token of a prompt was reused";
+  if (reused < happened.tokens_reused_least) {
+    return "tokens reused: " + number(reused) + ", expected at least " +
+           number(happened.tokens_reused_least);
+  }
   if (happened.tokens_reused_expected < 0) return {};
   return expect("tokens reused", reused, happened.tokens_reused_expected);
 }
@@ -92,6 +96,11 @@ std::string missing_overlap(const Condition& condition, const Happened& happened
   return number(happened.stats.steps_overlapped) + " steps overlapped with the one before";
 }
 
+std::string missing_waits(const Condition& /*condition*/, const Happened& happened) {
+  return expect("requests held back", happened.stats.scheduler.held_back,
+                happened.held_back_expected);
+}
+
 }  // namespace
 
 std::string Condition::name() const {
@@ -112,6 +121,7 @@ std::string Condition::name() const {
   if (threads) parts.push_back(number(*threads) + (*threads == 1 ? " thread" : " threads"));
   if (overlapping) parts.emplace_back("2 steps in flight");
   if (unordered) parts.emplace_back("unordered");
+  if (twins) parts.emplace_back("twins in one burst");
   if (with_long && !contiguous) parts.emplace_back("long prompt");
   std::string name;
   for (const std::string& part : parts) name += (name.empty() ? "" : ", ") + part;
@@ -136,6 +146,7 @@ std::vector<Condition> conditions(bool with_disk, bool with_redis) {
       {.chunk = 7},
       {.chunk = 64, .threads = 4, .with_long = true},
       {.preempting = true},
+      {.twins = true},
       {.forked = true, .chunk = 64, .overlapping = true},
       {.prefix = Prefix::kHit, .forked = true, .unordered = true},
       {.prefix = Prefix::kHit, .restored = Restored::kFromMemory},
@@ -174,7 +185,7 @@ std::string what_is_missing(const Condition& condition, const Happened& happened
   }
   for (const auto& check :
        {missing_reuse, missing_loads, missing_forks, missing_batch, missing_order, missing_blocks,
-        missing_chunks, missing_threads, missing_overlap}) {
+        missing_chunks, missing_threads, missing_overlap, missing_waits}) {
     std::string missing = check(condition, happened);
     if (!missing.empty()) return missing;
   }

@@ -46,10 +46,14 @@ struct Condition {
   std::optional<std::int32_t> threads = {};     // those of the machine
   bool overlapping = false;                     // a step is complete when the next is committed
   bool unordered = false;                       // Order::kUnordered
+  bool twins = false;                           // requests wait for what an older one computes
   bool with_long = false;                       // one more prompt
 
   [[nodiscard]] std::string name() const;
-  [[nodiscard]] Prefix prefix_or_cold() const { return prefix.value_or(Prefix::kCold); }
+  // Twins have each other to find something of.
+  [[nodiscard]] Prefix prefix_or_cold() const {
+    return prefix.value_or(twins ? Prefix::kEachOthers : Prefix::kCold);
+  }
   [[nodiscard]] std::int32_t sequences() const { return at_once.value_or(num_samples()); }
   [[nodiscard]] std::int32_t num_samples() const { return kNumSamples + (with_long ? 1 : 0); }
   [[nodiscard]] std::int32_t block() const { return block_size.value_or(16); }
@@ -75,7 +79,9 @@ struct Happened {
   std::int64_t block_copies = 0;
   std::int64_t forks = 0;
   std::int64_t tokens_reused_expected = -1;  // -1: any number above 0
+  std::int64_t tokens_reused_least = 1;      // where the number is not known
   std::int64_t block_copies_expected = -1;   // -1: any number
+  std::int64_t held_back_expected = 0;       // requests that waited for an older one
   std::int64_t tokens_asked = 0;             // of all prompts, each as often as it was asked
   bool forks_parted = false;  // two samples wrote different tokens behind a tail they shared
   std::int32_t longest_prompt = 0;

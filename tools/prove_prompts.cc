@@ -170,4 +170,19 @@ std::int32_t expected_hit(const Tokens& prompt, std::span<const Request> warming
   return std::min(most, static_cast<std::int32_t>(prompt.size()) - 1);
 }
 
+std::int32_t expected_soon(const Tokens& prompt, std::span<const Request> older,
+                           std::int32_t block_size) {
+  std::int32_t most = 0;
+  for (const Request& request : older) {
+    const auto [mine, its] =
+        std::mismatch(prompt.begin(), prompt.end(), request.prompt.begin(), request.prompt.end());
+    const auto size = static_cast<std::int32_t>(request.prompt.size());
+    const std::int32_t common =
+        std::min(static_cast<std::int32_t>(mine - prompt.begin()), size / block_size * block_size);
+    // The first of those with the most whole blocks is waited for.
+    if (common / block_size > most / block_size) most = common;
+  }
+  return std::min(most, static_cast<std::int32_t>(prompt.size()) - 1);
+}
+
 }  // namespace kvfolio::tools

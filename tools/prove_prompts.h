@@ -61,4 +61,9 @@ enum class Known {
 [[nodiscard]] std::int32_t expected_hit(const Tokens& prompt,
                                         std::span<const llama::Request> warming);
 
+// The same of prompts that are computed now, and whose full blocks alone are found.
+[[nodiscard]] std::int32_t expected_soon(const Tokens& prompt,
+                                         std::span<const llama::Request> older,
+                                         std::int32_t block_size);
+
 }  // namespace kvfolio::tools

@@ -52,6 +52,7 @@ Json row_json(const ProvedRow& row, const ProvedRow& twin) {
       {"block_copies", happened.block_copies},
       {"block_copies_expected", or_null(happened.block_copies_expected)},
       {"preemptions", work.preemptions},
+      {"held_back", work.held_back},
       {"steps", work.steps},
       {"step_sequences_peak", work.step_sequences_peak},
       {"chunk_tokens_peak", happened.chunk_tokens},

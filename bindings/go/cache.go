@@ -65,6 +65,8 @@ type Options struct {
 	// With storage: the host runs the copies of each plan in stream order, as it must with several
 	// steps in flight. false: Commit refuses a step whose copies RunCopies has not run.
 	CopiesByHost bool
+	// Tokens of all announcements together that are not published yet. 0: those of the largest group.
+	MaxAnnouncedTokens int64
 }
 
 func (o *Options) toC() *C.kvfolio_manager_options {
@@ -72,26 +74,27 @@ func (o *Options) toC() *C.kvfolio_manager_options {
 		return nil
 	}
 	return &C.kvfolio_manager_options{
-		struct_size:         C.sizeof_kvfolio_manager_options,
-		max_sequences:       i32(o.MaxSequences),
-		max_pins:            i32(o.MaxPins),
-		max_steps_in_flight: i32(o.MaxStepsInFlight),
-		order:               C.int32_t(o.Order),
-		no_prefix_cache:     b32(o.NoPrefixCache),
-		max_sequence_tokens: i32(o.MaxSequenceTokens),
-		max_runs:            i32(o.MaxRuns),
-		max_index_tokens:    C.int64_t(o.MaxIndexTokens),
-		max_root_key_bytes:  C.int64_t(o.MaxRootKeyBytes),
-		max_table_entries:   C.int64_t(o.MaxTableEntries),
-		hash_seed:           C.uint64_t(o.HashSeed),
-		high_watermark:      C.double(o.HighWatermark),
-		max_root_keys:       i32(o.MaxRootKeys),
-		max_media_extents:   i32(o.MaxMediaExtents),
-		victim_policy:       C.int32_t(o.VictimPolicy),
-		id_tag:              i32(o.IDTag),
-		max_transfers:       i32(o.MaxTransfers),
-		list_findable:       b32(o.ListFindable),
-		copies_by_host:      b32(o.CopiesByHost),
+		struct_size:          C.sizeof_kvfolio_manager_options,
+		max_sequences:        i32(o.MaxSequences),
+		max_pins:             i32(o.MaxPins),
+		max_steps_in_flight:  i32(o.MaxStepsInFlight),
+		order:                C.int32_t(o.Order),
+		no_prefix_cache:      b32(o.NoPrefixCache),
+		max_sequence_tokens:  i32(o.MaxSequenceTokens),
+		max_runs:             i32(o.MaxRuns),
+		max_index_tokens:     C.int64_t(o.MaxIndexTokens),
+		max_root_key_bytes:   C.int64_t(o.MaxRootKeyBytes),
+		max_table_entries:    C.int64_t(o.MaxTableEntries),
+		hash_seed:            C.uint64_t(o.HashSeed),
+		high_watermark:       C.double(o.HighWatermark),
+		max_root_keys:        i32(o.MaxRootKeys),
+		max_media_extents:    i32(o.MaxMediaExtents),
+		victim_policy:        C.int32_t(o.VictimPolicy),
+		id_tag:               i32(o.IDTag),
+		max_transfers:        i32(o.MaxTransfers),
+		list_findable:        b32(o.ListFindable),
+		copies_by_host:       b32(o.CopiesByHost),
+		max_announced_tokens: C.int64_t(o.MaxAnnouncedTokens),
 	}
 }
 
@@ -293,6 +296,7 @@ type OpenOptions struct {
 	MaxTokens     int    // 0: no limit of its own
 	Priority      int
 	LateNames     bool // SetTokens may come until the sequence is closed
+	Announce      bool // Soon tells others that the prompt is going to be appended
 }
 
 // prompt is what the calls about a prompt take besides the tokens.
@@ -320,6 +324,7 @@ func (o *OpenOptions) toC() (prompt, error) {
 		caller_id:       C.uint64_t(o.CallerID),
 		priority:        i32(o.Priority),
 		late_names:      b32(o.LateNames),
+		announce:        b32(o.Announce),
 	}}
 	if o.Root != nil {
 		// A null root would be another key: the one without any bytes.
@@ -391,6 +396,28 @@ func (c *Cache) Probe(tokens []int32, options *OpenOptions) (int, error) {
 	return out, c.done(s, code)
 }
 
+// Soon is what a prompt will find once the sequence By has appended and published it; no tokens:
+// nothing of it is to come.
+type Soon struct {
+	Tokens int
+	By     Sequence
+}
+
+// Soon returns how far a hit of the prompt will reach, by what sequences announce
+// (OpenOptions.Announce). It changes nothing.
+func (c *Cache) Soon(tokens []int32, options *OpenOptions) (Soon, error) {
+	p, err := options.toC()
+	if err != nil {
+		return Soon{}, err
+	}
+	s := take()
+	code := C.kvfolio_soon(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
+		p.options, &s.i32[0], &s.id, &s.err)
+	out := Soon{int(s.i32[0]), Sequence(s.id)}
+	runtime.KeepAlive(options)
+	return out, c.done(s, code)
+}
+
 // ForkOptions of the child.
 type ForkOptions struct {
 	HasCallerID bool
@@ -458,10 +485,23 @@ func (c *Cache) CloseSequence(sequence Sequence) error {
 	return c.done(s, C.kvfolio_close(c.p(), C.kvfolio_sequence(sequence), &s.err))
 }
 
+// Cancel ends a sequence whose request was given up: takes it out of the open step, if it is in it, and
+// closes it.
+func (c *Cache) Cancel(sequence Sequence) error {
+	s := take()
+	return c.done(s, C.kvfolio_cancel(c.p(), C.kvfolio_sequence(sequence), &s.err))
+}
+
 // Preempt is CloseSequence for a sequence that must make room; takes it out of the open step first.
 func (c *Cache) Preempt(sequence Sequence) error {
 	s := take()
 	return c.done(s, C.kvfolio_preempt(c.p(), C.kvfolio_sequence(sequence), &s.err))
+}
+
+// Touch counts as a use though nothing is appended, for LRU and LFU.
+func (c *Cache) Touch(sequence Sequence) error {
+	s := take()
+	return c.done(s, C.kvfolio_touch(c.p(), C.kvfolio_sequence(sequence), &s.err))
 }
 
 // SetPriority is for LowestPriority.

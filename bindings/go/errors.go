@@ -57,6 +57,10 @@ type Shortage struct {
 	Reserved  int // of the pinned ones: kept by Reserve
 	Loads     int // open ones: BeginLoad
 	Holds     int // open ones: HoldBlocks
+	NumBlocks int // of the group
+	Kept      int // that the sequences of the call, or the hit of a prompt, hold beside the needed
+	// The same call cannot succeed, whatever the others let go of.
+	Never bool
 }
 
 // Error is what calls of this package return.
@@ -132,6 +136,9 @@ func (s *scratch) give(code C.int32_t, closed bool, name string) error {
 			Reserved:  int(from.reserved),
 			Loads:     int(from.loads),
 			Holds:     int(from.holds),
+			NumBlocks: int(from.num_blocks),
+			Kept:      int(from.kept),
+			Never:     from.never != 0,
 		}
 	}
 	scratches.Put(s)

@@ -78,6 +78,24 @@ func prefill(t testing.TB, c *Cache, tokens []int32, options *OpenOptions) Opene
 	return opened
 }
 
+func TestATwinHearsHowFarTheFirstOneWillReach(t *testing.T) {
+	c := newTestCache(t, small(16), nil)
+	tokens := tokensFrom(100, 10)
+	first, err := c.Open(tokens, &OpenOptions{Announce: true})
+	must(t, err)
+	soon, err := c.Soon(tokens, nil)
+	must(t, err)
+	equal(t, "soon", soon, Soon{8, first.Sequence})
+	step(t, c, first.Sequence, tokens)
+	soon, err = c.Soon(tokens, nil)
+	must(t, err)
+	equal(t, "soon", soon, Soon{})
+	n, err := c.Probe(tokens, nil)
+	must(t, err)
+	equal(t, "probe", n, 8)
+	equal(t, "skipped", c.Counters().AnnouncementsSkipped, uint64(0))
+}
+
 func TestPromptsShareTheirPrefix(t *testing.T) {
 	c := newTestCache(t, small(16), nil)
 	tokens := tokensFrom(100, 10)
@@ -206,7 +224,7 @@ func TestShortageHasItsNumbers(t *testing.T) {
 	ticket, err := c.BeginStep(0)
 	must(t, err)
 	e := wants(t, c.Append(opened.Sequence, tokensFrom(100, 16), 0), ErrNoBlocks)
-	equal(t, "shortage", *e.Shortage, Shortage{Group: 0, Needed: 4, Free: 2, Pinned: 2, Sequences: 2})
+	equal(t, "shortage", *e.Shortage, Shortage{Group: 0, Needed: 4, Free: 2, Pinned: 2, Sequences: 2, NumBlocks: 4})
 	wants(t, c.Admit([]Sequence{opened.Sequence}, []int64{16}), ErrNoBlocks)
 	victim, found := c.SelectVictim(PolicyOfOptions)
 	equal(t, "victim", []interface{}{victim, found}, []interface{}{a, true})
@@ -229,6 +247,55 @@ func TestShortageHasItsNumbers(t *testing.T) {
 	counters := c.Counters()
 	equal(t, "preempted", counters.SequencesPreempted, uint64(2))
 	must(t, c.CheckInvariants())
+}
+
+func TestPromptsComeInChunks(t *testing.T) {
+	full := GroupSpec{HeadDimK: 4, HeadDimV: 4, BlockSize: 16, NumBlocks: 80}
+	window := full
+	window.Kind, window.Window, window.NumBlocks, window.Rewind = SlidingWindow, 32, 13, 16
+	c := newTestCache(t, []GroupSpec{full, window}, nil)
+	prompt := tokensFrom(0, 1000)
+	_, err := c.AdmitPrompt(prompt, nil, 0)
+	e := wants(t, err, ErrNoBlocks)
+	equal(t, "never", e.Shortage.Never, false) // a longer hit would do
+	_, err = c.AdmitPrompt(prompt, &OpenOptions{NoLookUp: true}, 0)
+	equal(t, "never", wants(t, err, ErrNoBlocks).Shortage.Never, true)
+	admission, err := c.AdmitPromptInChunks(prompt, nil, 0, 64)
+	must(t, err)
+	equal(t, "blocks", admission.Blocks, []int32{63, 8})
+	opened, err := c.Open(prompt, &OpenOptions{HasCallerID: true, CallerID: 71})
+	must(t, err)
+	a := opened.Sequence
+	admission, err = c.AdmitInChunks(a, 1000, 64)
+	must(t, err)
+	equal(t, "blocks", admission.Blocks, []int32{63, 8})
+	must(t, c.Reserve(a, 1000, 64))
+	for n := -1; n != 0; {
+		ticket, err := c.BeginStep(0)
+		must(t, err)
+		n, err = c.AppendPrompt(a, prompt, 64)
+		must(t, err)
+		plan, err := c.Plan(&PlanOptions{CallerIDs: true, FlashInfer: true})
+		must(t, err)
+		if n > 0 {
+			equal(t, "callers", plan.CallerIDs, []uint64{71})
+			equal(t, "rewinds", plan.Rewinds, []int32{0})
+			equal(t, "row", len(plan.TableOf(0, 0)), plan.Groups[0].BlockTableStride)
+			equal(t, "first live", plan.Groups[0].KVFirstLive, []int32{0})
+		}
+		must(t, c.Finish(ticket))
+	}
+	info, err := c.Info(a)
+	must(t, err)
+	equal(t, "rewind", []int{info.Rewinds, info.RewindFrom}, []int{0, 984})
+	must(t, c.Truncate(a, 984))
+	info, err = c.Info(a)
+	must(t, err)
+	equal(t, "rewind", []int{info.Rewinds, info.RewindFrom}, []int{1, 984})
+	must(t, c.Touch(a))
+	must(t, c.Cancel(a))
+	wants(t, c.Cancel(a), ErrNotFound)
+	wants(t, c.Touch(a), ErrNotFound)
 }
 
 func TestAppendEachEndsAtTheFirstThatFails(t *testing.T) {

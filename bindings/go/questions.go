@@ -26,6 +26,10 @@ type SequenceInfo struct {
 	UseCount        uint64
 	Priority        int
 	Load            LoadID // that is open for it; 0: none
+	// How often tokens of committed steps were cut. A row of an earlier plan is void if its sequence is
+	// gone or Plan.Rewinds says another number.
+	Rewinds    int
+	RewindFrom int // Truncate to this length or more is never refused
 }
 
 // Info returns what is known of a sequence.
@@ -49,6 +53,8 @@ func (c *Cache) Info(sequence Sequence) (SequenceInfo, error) {
 		UseCount:        uint64(out.use_count),
 		Priority:        int(out.priority),
 		Load:            LoadID(out.load),
+		Rewinds:         int(out.rewinds),
+		RewindFrom:      int(out.rewind_from),
 	}, c.done(s, code)
 }
 
@@ -215,6 +221,8 @@ type Counters struct {
 	PublicationsSkipped uint64
 	BlocksUsedPeak      uint64
 	TokensLoaded        uint64
+
+	AnnouncementsSkipped uint64
 }
 
 // Counters returns counts since creation; zero for a closed cache.
@@ -239,6 +247,8 @@ func (c *Cache) Counters() Counters {
 		PublicationsSkipped: uint64(out.publications_skipped),
 		BlocksUsedPeak:      uint64(out.blocks_used_peak),
 		TokensLoaded:        uint64(out.tokens_loaded),
+
+		AnnouncementsSkipped: uint64(out.announcements_skipped),
 	}
 }
 
@@ -280,6 +290,8 @@ func (c *Cache) Options() Options {
 		MaxTransfers:      int(out.max_transfers),
 		ListFindable:      out.list_findable != 0,
 		CopiesByHost:      out.copies_by_host != 0,
+
+		MaxAnnouncedTokens: int64(out.max_announced_tokens),
 	}
 }
 

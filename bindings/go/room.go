@@ -27,12 +27,35 @@ func (c *Cache) Admit(sequences []Sequence, numTokens []int64) error {
 // Admission is what a prompt would get.
 type Admission struct {
 	CachedTokens int
-	Blocks       []int32 // by group: what the append would take
+	Blocks       []int32 // by group: what the append would take, or Reserve keep
 }
 
 // AdmitPrompt asks whether the prompt, and numMore tokens behind it, would fit in one step. It
 // changes nothing.
 func (c *Cache) AdmitPrompt(tokens []int32, options *OpenOptions, numMore int) (Admission, error) {
+	return c.AdmitPromptInChunks(tokens, options, numMore, 0)
+}
+
+// AdmitInChunks asks the same for numTokens tokens of a sequence that is open.
+func (c *Cache) AdmitInChunks(sequence Sequence, numTokens, mostPerStep int) (Admission, error) {
+	if c.p() == nil {
+		return Admission{}, failf(ErrFailedPrecondition, "the Cache is closed")
+	}
+	blocks := make([]int32, c.numGroups)
+	s := take()
+	code := C.kvfolio_admit_sequence(c.p(), C.kvfolio_sequence(sequence), C.int64_t(numTokens),
+		C.int64_t(mostPerStep), first(blocks), i32(len(blocks)), &s.err)
+	if err := c.done(s, code); err != nil {
+		return Admission{}, err
+	}
+	return Admission{Blocks: blocks}, nil
+}
+
+// AdmitPromptInChunks asks whether they would fit in steps of at most mostPerStep tokens: what Open
+// and then Reserve would say, in numbers. A window group needs far fewer blocks for a long prompt in
+// chunks. 0: all in one step.
+func (c *Cache) AdmitPromptInChunks(tokens []int32, options *OpenOptions,
+	numMore, mostPerStep int) (Admission, error) {
 	if c.p() == nil {
 		return Admission{}, failf(ErrFailedPrecondition, "the Cache is closed")
 	}
@@ -43,7 +66,7 @@ func (c *Cache) AdmitPrompt(tokens []int32, options *OpenOptions, numMore int) (
 	blocks := make([]int32, c.numGroups)
 	s := take()
 	code := C.kvfolio_admit_prompt(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
-		p.options, C.int64_t(numMore), &s.i32[0], first(blocks), i32(len(blocks)), &s.err)
+		p.options, C.int64_t(numMore), C.int64_t(mostPerStep), &s.i32[0], first(blocks), i32(len(blocks)), &s.err)
 	cached := int(s.i32[0])
 	runtime.KeepAlive(options)
 	if err := c.done(s, code); err != nil {

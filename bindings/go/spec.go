@@ -65,6 +65,7 @@ type GroupSpec struct {
 	Window       int // SlidingWindow: tokens that a query reads, itself included
 	NumSinks     int
 	NumBlocks    int
+	Rewind       int // SlidingWindow: tokens kept behind the window, for Truncate
 }
 
 func (g *GroupSpec) toC() C.kvfolio_group_spec {
@@ -82,6 +83,7 @@ func (g *GroupSpec) toC() C.kvfolio_group_spec {
 		window:           i32(g.Window),
 		num_sinks:        i32(g.NumSinks),
 		num_blocks:       i32(g.NumBlocks),
+		rewind:           i32(g.Rewind),
 	}
 }
 
@@ -99,6 +101,7 @@ func groupOf(c *C.kvfolio_group_spec) GroupSpec {
 		Window:       int(c.window),
 		NumSinks:     int(c.num_sinks),
 		NumBlocks:    int(c.num_blocks),
+		Rewind:       int(c.rewind),
 	}
 }
 

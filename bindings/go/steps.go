@@ -15,6 +15,11 @@ package kvfolio
 //                          int64_t n, int32_t draft, kvfolio_error* error) {
 //   return kvfolio_append((kvfolio_manager*)m, sequence, tokens, n, draft, error);
 // }
+// static int32_t go_append_prompt(uintptr_t m, kvfolio_sequence sequence, const int32_t* prompt,
+//                                 int64_t n, int64_t at_most, int32_t* done,
+//                                 kvfolio_error* error) {
+//   return kvfolio_append_prompt((kvfolio_manager*)m, sequence, prompt, n, at_most, done, error);
+// }
 // static int32_t go_append_unnamed(uintptr_t m, kvfolio_sequence sequence, int64_t n,
 //                                  int32_t draft, kvfolio_error* error) {
 //   return kvfolio_append_unnamed((kvfolio_manager*)m, sequence, n, draft, error);
@@ -115,6 +120,17 @@ func (c *Cache) Append(sequence Sequence, tokens []int32, draft int) error {
 		C.int64_t(len(tokens)), i32(draft), &s.err))
 }
 
+// AppendPrompt appends the next tokens of the prompt that the sequence lacks, at most atMost, and
+// returns how many; 0: it has them all. A prompt that differs from what the sequence has said is
+// refused.
+func (c *Cache) AppendPrompt(sequence Sequence, prompt []int32, atMost int) (int, error) {
+	s := take()
+	code := C.go_append_prompt(c.h(), C.kvfolio_sequence(sequence), first(prompt),
+		C.int64_t(len(prompt)), C.int64_t(atMost), &s.i32[0], &s.err)
+	n := int(s.i32[0])
+	return n, c.done(s, code)
+}
+
 // AppendUnnamed appends tokens whose ids are not known yet: SetTokens names them.
 func (c *Cache) AppendUnnamed(sequence Sequence, numTokens, draft int) error {
 	s := take()
@@ -180,6 +196,7 @@ type PlanOptions struct {
 	FlashInfer     bool
 	SharedPrefixes bool
 	Positions      bool
+	CallerIDs      bool
 }
 
 // SharedPrefix: sequences [FirstSequence, FirstSequence+NumSequences) of the plan begin with the
@@ -198,6 +215,7 @@ type GroupPlan struct {
 	KVIndptr         []int32 // FlashInfer
 	KVIndices        []int32
 	KVLastPageLen    []int32
+	KVFirstLive      []int32 // the first position behind the gap in the list of pages; 0: no gap
 	CopySrc          []int32 // whole blocks to copy before the step writes
 	CopyDst          []int32
 	SharedPrefixes   []SharedPrefix
@@ -220,6 +238,8 @@ type Plan struct {
 	KVLens        []int32    // [sequences], length with this step's tokens
 	TrimSinks     []int32    // [sequences]: position p is visible iff p < TrimSinks[i] or
 	TrimFirstKept []int32    // p >= TrimFirstKept[i]
+	Rewinds       []int32    // [sequences]: SequenceInfo.Rewinds of each
+	CallerIDs     []uint64   // [sequences]; 0: it has none. Empty unless asked for
 	Positions     []int32    // [tokens]; empty unless asked for
 	Groups        []GroupPlan
 }
@@ -249,6 +269,7 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 			flashinfer:      b32(options.FlashInfer),
 			shared_prefixes: b32(options.SharedPrefixes),
 			positions:       b32(options.Positions),
+			caller_ids:      b32(options.CallerIDs),
 		}
 	}
 	code := C.go_plan(c.h(), o, C.uintptr_t(uintptr(unsafe.Pointer(c.plan))),
@@ -265,11 +286,16 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 		KVLens:        sliceOf(&from.kv_lens),
 		TrimSinks:     sliceOf(&from.trim_sinks),
 		TrimFirstKept: sliceOf(&from.trim_first_kept),
+		Rewinds:       sliceOf(&from.rewinds),
 		Positions:     sliceOf(&from.positions),
 		Groups:        make([]GroupPlan, c.numGroups),
 	}
 	if from.num_sequences > 0 {
 		plan.Sequences = unsafe.Slice((*Sequence)(unsafe.Pointer(from.sequences)),
+			int(from.num_sequences))
+	}
+	if from.caller_ids != nil && from.num_sequences > 0 {
+		plan.CallerIDs = unsafe.Slice((*uint64)(unsafe.Pointer(from.caller_ids)),
 			int(from.num_sequences))
 	}
 	groups := unsafe.Slice(c.groups, c.numGroups)
@@ -282,6 +308,7 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 			KVIndptr:         sliceOf(&g.kv_indptr),
 			KVIndices:        sliceOf(&g.kv_indices),
 			KVLastPageLen:    sliceOf(&g.kv_last_page_len),
+			KVFirstLive:      sliceOf(&g.kv_first_live),
 			CopySrc:          sliceOf(&g.copy_src),
 			CopyDst:          sliceOf(&g.copy_dst),
 			ChangedRows:      sliceOf(&g.changed_rows),
@@ -294,6 +321,13 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 		}
 	}
 	return plan, nil
+}
+
+// TableOf returns the block table of the i-th sequence of the plan in a group. It panics if there is no
+// such group or sequence, or the plan has no block tables.
+func (p *Plan) TableOf(group, i int) []int32 {
+	g := &p.Groups[group]
+	return g.BlockTable[i*g.BlockTableStride : (i+1)*g.BlockTableStride]
 }
 
 func clone(s []int32) []int32 { return append([]int32(nil), s...) }
@@ -309,6 +343,8 @@ func (p *Plan) Clone() *Plan {
 		KVLens:        clone(p.KVLens),
 		TrimSinks:     clone(p.TrimSinks),
 		TrimFirstKept: clone(p.TrimFirstKept),
+		Rewinds:       clone(p.Rewinds),
+		CallerIDs:     append([]uint64(nil), p.CallerIDs...),
 		Positions:     clone(p.Positions),
 		Groups:        make([]GroupPlan, len(p.Groups)),
 	}
@@ -321,6 +357,7 @@ func (p *Plan) Clone() *Plan {
 			KVIndptr:         clone(g.KVIndptr),
 			KVIndices:        clone(g.KVIndices),
 			KVLastPageLen:    clone(g.KVLastPageLen),
+			KVFirstLive:      clone(g.KVFirstLive),
 			CopySrc:          clone(g.CopySrc),
 			CopyDst:          clone(g.CopyDst),
 			SharedPrefixes:   append([]SharedPrefix(nil), g.SharedPrefixes...),

@@ -103,8 +103,8 @@ static void append_all(Engine* e, Request* requests) {
     if (r->sequence != 0 || r->size == kTokens) continue;
     // Asks for a block's worth of tokens more than it needs now; nothing is opened or counted.
     int32_t cached = 0;
-    if (kvfolio_admit_prompt(e->manager, NULL, r->tokens, r->size, NULL, 0, NULL, 16, NULL, NULL, 0,
-                             &error)) {
+    if (kvfolio_admit_prompt(e->manager, NULL, r->tokens, r->size, NULL, 0, NULL, 16, 0, NULL, NULL,
+                             0, &error)) {
       continue;
     }
     must(kvfolio_open(e->manager, NULL, r->tokens, r->size, NULL, 0, NULL, &r->sequence, &cached,

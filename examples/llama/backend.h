@@ -37,6 +37,10 @@ class Backend : public Attention {
   // others go on.
   virtual Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                                      const OpenLimits& limits) = 0;
+  // The open sequence that computes what this prompt begins with, at least a block more than is
+  // there now. Not valid(): there is none, and to wait gains nothing.
+  virtual Result<SequenceId> worth_waiting_for(std::span<const std::int32_t> tokens,
+                                               const OpenLimits& limits) = 0;
   // Once for each step, before it: the sequences that were pending and are ready now.
   virtual std::span<const SequenceReady> poll() = 0;
   virtual Result<SequenceId> fork(SequenceId parent) = 0;

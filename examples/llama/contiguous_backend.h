@@ -27,6 +27,10 @@ class ContiguousBackend final : public Backend {
 
   Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                              const OpenLimits& limits) override;
+  Result<SequenceId> worth_waiting_for(std::span<const std::int32_t> /*tokens*/,
+                                       const OpenLimits& /*limits*/) override {
+    return SequenceId();
+  }
   std::span<const SequenceReady> poll() override { return {}; }
   Result<SequenceId> fork(SequenceId parent) override;
   Status close(SequenceId sequence) override;

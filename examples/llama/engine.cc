@@ -61,6 +61,7 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
   limits.bytes_per_token = bytes_per_token_;
   limits.admission_margin =
       options_.admission_margin < 0 ? unit_of(spec_) : options_.admission_margin;
+  limits.hold_back = options_.hold_back;
   if (options_.stop_at_eos) limits.eos_ids = model_.config().eos_ids;
   Scheduler scheduler(*backend_, std::move(limits), options_.keep_logits, std::move(listener));
   RunStats stats;

@@ -38,6 +38,7 @@ struct EngineOptions {
   std::int32_t max_tokens = 0;  // of the longest sequence
   // Tokens to spare for each running sequence when another is admitted. -1: a block of each.
   std::int32_t admission_margin = -1;
+  bool hold_back = true;  // requests wait for what an older one computes
   bool stop_at_eos = true;
   bool prefix_cache = true;
   bool contiguous = false;  // the twin; spec's pools are not used then

@@ -57,7 +57,8 @@ struct Job {
   std::int32_t order = 0;   // of arrival, among all jobs
   std::int32_t sample = 0;  // of the request
   bool running = false;
-  bool loading = false;  // it waits, and so does its sequence: for what tiers have of its tokens
+  bool loading = false;    // it waits, and so does its sequence: for what tiers have of its tokens
+  bool held_back = false;  // it has waited for what an older one computed
   std::int32_t preemptions = 0;
   std::vector<Stream> streams;  // empty before the first admission; more than one for beams only
   // A beam search that comes back: streams[0] computes the tokens that all have in common, this

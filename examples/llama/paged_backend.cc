@@ -81,15 +81,37 @@ PagedBackend::PagedBackend(std::unique_ptr<KVCacheManager> manager, const ModelC
       scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
       attend_(pool) {}
 
-Result<OffloadOpened> PagedBackend::open(std::span<const std::int32_t> tokens,
-                                         const OpenLimits& limits) {
+namespace {
+
+// Each sequence says what it is going to compute, so that others need not compute it as well.
+OpenOptions open_options(const OpenLimits& limits) {
   OpenOptions options;
   options.prefix_cache = limits.prefix_cache;
   options.look_up = limits.look_up;
+  options.announce = true;
+  return options;
+}
+
+}  // namespace
+
+Result<OffloadOpened> PagedBackend::open(std::span<const std::int32_t> tokens,
+                                         const OpenLimits& limits) {
+  const OpenOptions options = open_options(limits);
   if (offload_ != nullptr) return offload_->open(tokens, options);
   const Result<Opened> opened = manager_->open(tokens, options);
   if (!opened) return opened.error();
   return OffloadOpened{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
+}
+
+Result<SequenceId> PagedBackend::worth_waiting_for(std::span<const std::int32_t> tokens,
+                                                   const OpenLimits& limits) {
+  const OpenOptions options = open_options(limits);
+  const Result<Soon> soon = manager_->soon(tokens, options);
+  if (!soon) return soon.error();
+  if (soon->tokens == 0) return SequenceId();
+  const Result<std::int32_t> now = manager_->probe(tokens, options);
+  if (!now) return now.error();
+  return soon->tokens - *now >= unit_of(manager_->spec()) ? soon->by : SequenceId();
 }
 
 std::span<const SequenceReady> PagedBackend::poll() {

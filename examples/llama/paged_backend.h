@@ -52,6 +52,8 @@ class PagedBackend final : public Backend {
 
   Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                              const OpenLimits& limits) override;
+  Result<SequenceId> worth_waiting_for(std::span<const std::int32_t> tokens,
+                                       const OpenLimits& limits) override;
   std::span<const SequenceReady> poll() override;
   Result<SequenceId> fork(SequenceId parent) override { return manager_->fork(parent); }
   Status close(SequenceId sequence) override;

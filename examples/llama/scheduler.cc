@@ -146,7 +146,9 @@ Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num
 Status Scheduler::admit_waiting() {
   for (std::size_t i = 0; i < waiting_.size() && budget_ > 0;) {
     Job& job = *waiting_[i];
-    if (waits_for_sibling(job)) {
+    const Result<bool> waits = waits_for_older(job);
+    if (!waits) return waits.error();
+    if (*waits || waits_for_sibling(job)) {
       ++i;
       continue;
     }
@@ -170,18 +172,50 @@ Status Scheduler::make_place(const Job& job) {
   return {};
 }
 
+// What the job's first stream has to compute, before the others fork from it.
+void Scheduler::prepare(Job& job) {
+  if (job.streams.empty()) job.streams.emplace_back().tokens = job.request().prompt;
+  job.trunk = job.streams.size() > 1 ? common_prefix(job.streams) : 0;
+}
+
+OpenLimits Scheduler::limits_of(const Job& job) const {
+  return {.max_tokens = job.prompt_length() + job.request().max_new_tokens,
+          .look_up = keep_ != LogitRows::kAll};
+}
+
+// An older job that runs or loads computes a block or more that this one would compute as well.
+Result<bool> Scheduler::waits_for_older(Job& job) {
+  if (!limits_.hold_back || job.waits_with_sequence()) return false;
+  prepare(job);
+  const Stream& stream = job.streams[0];
+  const auto size = static_cast<std::size_t>(job.target(stream));
+  const Result<SequenceId> by =
+      backend_.worth_waiting_for(std::span(stream.tokens).first(size), limits_of(job));
+  if (!by) return by.error();
+  if (!by->valid()) return false;
+  const auto brings = [&](const Job* other) {
+    return other->order < job.order && (other->running || other->loading) &&
+           std::any_of(other->streams.begin(), other->streams.end(),
+                       [&](const Stream& each) { return each.id == *by; });
+  };
+  if (std::none_of(running_.begin(), running_.end(), brings) &&
+      std::none_of(waiting_.begin(), waiting_.end(), brings)) {
+    return false;
+  }
+  if (!job.held_back) ++stats_.held_back;
+  job.held_back = true;
+  return true;
+}
+
 // Opens a sequence with what the job has, waits for its load, and keeps it when the rest fits.
 Result<Scheduler::Entered> Scheduler::try_admit(Job& job) {
   if (job.loading) return Entered::kLoading;
-  if (job.streams.empty()) job.streams.emplace_back().tokens = job.request().prompt;
-  job.trunk = job.streams.size() > 1 ? common_prefix(job.streams) : 0;
+  prepare(job);
   Stream& stream = job.streams[0];
   const std::int32_t target = job.target(stream);
   if (!stream.id.valid()) {
-    const Result<OffloadOpened> opened =
-        backend_.open(std::span(stream.tokens).first(static_cast<std::size_t>(target)),
-                      {.max_tokens = job.prompt_length() + job.request().max_new_tokens,
-                       .look_up = keep_ != LogitRows::kAll});
+    const Result<OffloadOpened> opened = backend_.open(
+        std::span(stream.tokens).first(static_cast<std::size_t>(target)), limits_of(job));
     if (!opened) return opened.error();
     stream.id = opened->sequence;
     stream.computed = opened->cached_tokens;

@@ -16,6 +16,10 @@
 // loaded, for some steps: meanwhile others run, and younger ones may enter. If blocks are short,
 // the youngest such job gives up what it holds before a running one does, and asks again later.
 //
+// A request that begins as an older one does, which is computed now, waits until those tokens are
+// in the cache, unless it has a sequence already: so prompts that arrive together share what they
+// have in common. Others may enter meanwhile. The oldest waits for none, so there is no circle.
+//
 // The samples of one request share the computation of the prompt: while the first computes it the
 // others wait, then they fork from it. A preempted job keeps its tokens only; it comes back by
 // opening a sequence with them, which costs nothing for what is still in the prefix cache.
@@ -45,6 +49,7 @@ struct SchedulerLimits {
   std::int32_t max_positions = 0;       // of the model
   std::int64_t bytes_per_token = 0;     // of a cache without padding: for contiguous_bytes
   std::int32_t admission_margin = 16;   // tokens to spare for each running sequence on admission
+  bool hold_back = true;                // requests wait for what an older one computes
   std::vector<std::int32_t> eos_ids = {};
 };
 
@@ -81,6 +86,7 @@ struct SchedulerStats {
       0;  // prompt positions that the cache served, which were not computed
   std::int64_t tokens_recomputed = 0;  // any position, once more
   std::int64_t preemptions = 0;
+  std::int64_t held_back = 0;  // jobs that waited for what an older one computed
   std::int64_t steps = 0;
   std::int64_t contiguous_bytes_peak = 0;
   std::int32_t sequences_peak = 0;  // running
@@ -124,6 +130,9 @@ class Scheduler {
   Status append_or_make_room(Job& job, Stream& stream, std::int32_t num_tokens);
   Status admit_waiting();
   Result<Entered> try_admit(Job& job);
+  static void prepare(Job& job);
+  [[nodiscard]] OpenLimits limits_of(const Job& job) const;
+  Result<bool> waits_for_older(Job& job);
   Result<std::int32_t> admissible(const Job& job, std::int32_t wanted);
   Status make_place(const Job& job);
   Status give_up(Job& job);

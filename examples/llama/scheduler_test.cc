@@ -29,7 +29,23 @@ class CountingBackend final : public Backend {
     const SequenceId id = start(0);
     const bool pending = load_polls > 0 && tokens[0] == 9;
     if (pending) loading_.push_back({id, static_cast<std::int32_t>(tokens.size()) - 1, load_polls});
+    prompts_[id] = {tokens.begin(), tokens.end()};
     return OffloadOpened{.sequence = id, .pending = pending};
+  }
+  // `twins_wait`: a prompt waits for the first one of the same tokens that is not computed whole.
+  bool twins_wait = false;
+  Result<SequenceId> worth_waiting_for(std::span<const std::int32_t> tokens,
+                                       const OpenLimits&) override {
+    for (const auto& [id, prompt] : prompts_) {
+      const auto computed = computed_.find(id);
+      const std::int32_t length = computed == computed_.end() ? 0 : computed->second;
+      if (twins_wait && lengths_.count(id) != 0 &&
+          length < static_cast<std::int32_t>(prompt.size()) &&
+          std::equal(prompt.begin(), prompt.end(), tokens.begin(), tokens.end())) {
+        return id;
+      }
+    }
+    return SequenceId();
   }
   std::span<const SequenceReady> poll() override {
     ready_.clear();
@@ -54,6 +70,7 @@ class CountingBackend final : public Backend {
   Status begin_step() override {
     step_tokens_ = 0;
     step_.clear();
+    computed_ = lengths_;
     return {};
   }
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens) override {
@@ -113,6 +130,8 @@ class CountingBackend final : public Backend {
   std::vector<SequenceReady> ready_;
   std::uint64_t next_id_ = 1;
   std::map<SequenceId, std::int32_t> lengths_;
+  std::map<SequenceId, std::int32_t> computed_;  // before the open step
+  std::map<SequenceId, std::vector<std::int32_t>> prompts_;
   std::set<SequenceId> step_;
   std::int32_t step_tokens_ = 0;
   Counters counters_;
@@ -139,11 +158,12 @@ struct Outcome {
 };
 
 Outcome run(const std::vector<Request>& requests, std::int32_t num_blocks, SchedulerLimits limits,
-            int load_polls = 0) {
+            int load_polls = 0, bool twins_wait = false) {
   limits.max_positions = 200;
   limits.admission_margin = kBlockSize;
   CountingBackend backend(num_blocks);
   backend.load_polls = load_polls;
+  backend.twins_wait = twins_wait;
   Outcome result;
   Listener listener;
   listener.on_finished = [&](FinishedSample&& finished) {
@@ -226,6 +246,48 @@ TEST(Scheduler, ResultsDependOnNoLimit) {
       }
     }
   }
+  EXPECT_GT(preemptions, 0);
+}
+
+TEST(Scheduler, ATwinWaitsUntilTheOldestHasComputedItsPromptAndOthersOvertake) {
+  const std::vector<Request> requests = {make_request("a", 40, 9), make_request("b", 40, 5),
+                                         make_request("c", 8, 5), make_request("d", 40, 5)};
+  const SchedulerLimits limits{.max_batch_tokens = 64, .max_seqs = 8};
+  const Outcome together = run(requests, 10'000, limits);
+  EXPECT_EQ(together.stats.held_back, 0);
+  EXPECT_EQ(together.stats.step_sequences_peak, 4);
+  const Outcome actual = run(requests, 10'000, limits, 0, true);
+  EXPECT_EQ(actual.stats.held_back, 2);
+  EXPECT_EQ(actual.tokens, together.tokens);
+  // In the first step a and c, in the second b, and behind its prompt d.
+  EXPECT_EQ(actual.order, (std::vector<std::string>{"c/0", "b/0", "d/0", "a/0"}));
+  SchedulerLimits at_once = limits;
+  at_once.hold_back = false;
+  EXPECT_EQ(run(requests, 10'000, at_once, 0, true).stats.held_back, 0);
+}
+
+// The oldest waits for none, so every job ends, whatever is preempted meanwhile.
+TEST(Scheduler, WaitsForOlderOnesEndInEveryPool) {
+  std::vector<Request> requests = mixed_load();
+  for (const Request& request : mixed_load()) {
+    requests.push_back(request);
+    requests.back().id += " again";
+  }
+  const Outcome expected = run(requests, 10'000, {.max_batch_tokens = 10'000, .max_seqs = 100});
+  std::int64_t held_back = 0;
+  std::int64_t preemptions = 0;
+  for (const std::int32_t blocks : {40, 60, 100}) {
+    for (const std::int32_t batch : {1, 7, 64}) {
+      for (const std::int32_t seqs : {3, 16}) {
+        const Outcome actual =
+            run(requests, blocks, {.max_batch_tokens = batch, .max_seqs = seqs}, 0, true);
+        EXPECT_EQ(actual.tokens, expected.tokens) << blocks << " " << batch << " " << seqs;
+        held_back += actual.stats.held_back;
+        preemptions += actual.stats.preemptions;
+      }
+    }
+  }
+  EXPECT_GT(held_back, 0);
   EXPECT_GT(preemptions, 0);
 }
 

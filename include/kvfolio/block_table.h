@@ -8,6 +8,7 @@
 // no references: the code that writes an entry holds the block.
 // Thread safety: none; const calls write nothing.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -48,6 +49,11 @@ class BlockTable {
   void set(SpanArena& arena, std::int32_t logical, BlockId block) noexcept {
     KVFOLIO_DCHECK(0 <= logical && logical < size_);
     arena.at(span_)[logical] = block.value();
+  }
+
+  [[nodiscard]] bool contains(const SpanArena& arena, BlockId block) const noexcept {
+    const auto all = blocks(arena);
+    return block.valid() && std::find(all.begin(), all.end(), block.value()) != all.end();
   }
 
   // Makes room for `size` entries, so that growing to it cannot fail. Returns false, and changes

@@ -92,6 +92,9 @@ typedef struct kvfolio_shortage {
   int32_t reserved;  // of the pinned ones: kept by kvfolio_reserve()
   int32_t loads;     // open ones, as holds
   int32_t holds;
+  int32_t num_blocks;  // of the group
+  int32_t kept;   // that the sequences of the call, or the hit of a prompt, hold beside the needed
+  int32_t never;  // 1: the same call cannot succeed, whatever the others let go of
 } kvfolio_shortage;
 
 // `message` is a sentence of at most 255 bytes and always ends with 0; a longer one ends with
@@ -105,9 +108,11 @@ typedef struct kvfolio_error {
   char message[256];
   kvfolio_shortage shortage;
 } kvfolio_error;
-#define KVFOLIO_ERROR_INIT                                                                      \
-  {                                                                                             \
-    sizeof(kvfolio_error), 0, "", { sizeof(kvfolio_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } \
+#define KVFOLIO_ERROR_INIT                                               \
+  {                                                                      \
+    sizeof(kvfolio_error), 0, "", {                                      \
+      sizeof(kvfolio_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+    }                                                                    \
   }
 
 // ---- what a cache holds ------------------------------------------------------------------------
@@ -139,6 +144,7 @@ typedef struct kvfolio_group_spec {
   int32_t window;      // KVFOLIO_SLIDING_WINDOW: tokens that a query reads, itself included
   int32_t num_sinks;
   int32_t num_blocks;
+  int32_t rewind;  // KVFOLIO_SLIDING_WINDOW: tokens kept behind the window, for kvfolio_truncate()
 } kvfolio_group_spec;
 
 // plan_layouts(): where the bytes of a group lie, in bytes from its base.
@@ -342,7 +348,8 @@ typedef struct kvfolio_manager_options {
   // 1: with storage, the host runs the copies of each plan in stream order, and kvfolio_commit()
   // does not ask for kvfolio_run_copies()
   int32_t copies_by_host;
-  int32_t reserved;  // 0
+  int32_t reserved;              // 0
+  int64_t max_announced_tokens;  // 0: those of the largest group
 } kvfolio_manager_options;
 
 // Ids only: the engine has the bytes and runs the copies of each plan.
@@ -393,6 +400,8 @@ typedef struct kvfolio_open_options {
   uint64_t caller_id;  // if has_caller_id
   int32_t priority;
   int32_t late_names;
+  int32_t announce;  // 1: kvfolio_soon() tells others that the prompt is going to be appended
+  int32_t reserved;  // 0
 } kvfolio_open_options;
 
 // Opens a sequence and holds what the cache has of the prompt. Append the tokens from
@@ -408,6 +417,14 @@ KVFOLIO_C_API int32_t kvfolio_probe(const kvfolio_manager* manager, const kvfoli
                                     const kvfolio_media_span* media, int64_t num_media,
                                     const kvfolio_open_options* options, int32_t* cached_tokens,
                                     kvfolio_error* error);
+// How far a hit of the prompt will reach once *by, a sequence that announces the same tokens, has
+// appended and published them. *by, which may be null, is 0 if *soon_tokens is. Ask before
+// kvfolio_open() and kvfolio_admit_prompt(), which have no room for this answer.
+KVFOLIO_C_API int32_t kvfolio_soon(const kvfolio_manager* manager, const kvfolio_root* root,
+                                   const int32_t* tokens, int64_t num_tokens,
+                                   const kvfolio_media_span* media, int64_t num_media,
+                                   const kvfolio_open_options* options, int32_t* soon_tokens,
+                                   kvfolio_sequence* by, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_open_unnamed(kvfolio_manager* manager, const kvfolio_root* root,
                                            int64_t num_tokens, const kvfolio_media_span* media,
                                            int64_t num_media, const kvfolio_open_options* options,
@@ -438,10 +455,16 @@ KVFOLIO_C_API int32_t kvfolio_trim(kvfolio_manager* manager, kvfolio_sequence se
                                    kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_close(kvfolio_manager* manager, kvfolio_sequence sequence,
                                     kvfolio_error* error);
+// Out of the open step, if it is in it, and closed.
+KVFOLIO_C_API int32_t kvfolio_cancel(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                     kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_preempt(kvfolio_manager* manager, kvfolio_sequence sequence,
                                       kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_set_priority(kvfolio_manager* manager, kvfolio_sequence sequence,
                                            int32_t priority, kvfolio_error* error);
+// Counts as a use, for the policies by use.
+KVFOLIO_C_API int32_t kvfolio_touch(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                    kvfolio_error* error);
 
 // ---- steps -------------------------------------------------------------------------------------
 
@@ -453,6 +476,12 @@ KVFOLIO_C_API int32_t kvfolio_begin_step(kvfolio_manager* manager, uint64_t now_
 KVFOLIO_C_API int32_t kvfolio_append(kvfolio_manager* manager, kvfolio_sequence sequence,
                                      const int32_t* tokens, int64_t num_tokens, int32_t draft,
                                      kvfolio_error* error);
+// Appends the next tokens of the prompt that the sequence lacks, at most at_most. *num_appended,
+// which may be null, is 0 once it has them all.
+KVFOLIO_C_API int32_t kvfolio_append_prompt(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                            const int32_t* prompt, int64_t num_tokens,
+                                            int64_t at_most, int32_t* num_appended,
+                                            kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_append_unnamed(kvfolio_manager* manager, kvfolio_sequence sequence,
                                              int64_t num_tokens, int32_t draft,
                                              kvfolio_error* error);
@@ -484,6 +513,7 @@ typedef struct kvfolio_plan_options {
   int32_t flashinfer;
   int32_t shared_prefixes;
   int32_t positions;
+  int32_t caller_ids;
 } kvfolio_plan_options;
 
 typedef struct kvfolio_i32s {
@@ -513,6 +543,7 @@ typedef struct kvfolio_group_plan {
   kvfolio_i32s changed_blocks;
   const kvfolio_shared_prefix* shared_prefixes;
   int64_t num_shared_prefixes;
+  kvfolio_i32s kv_first_live;  // FlashInfer: the first position behind the gap in the pages
 } kvfolio_group_plan;
 
 // StepPlan in step_plan.h.
@@ -528,6 +559,10 @@ typedef struct kvfolio_step_plan {
   kvfolio_i32s trim_sinks;
   kvfolio_i32s trim_first_kept;
   kvfolio_i32s positions;  // [num_tokens]
+  // [num_sequences]: the rewinds of each sequence (kvfolio_sequence_info). A row is void if its
+  // sequence is gone, or has another count by now.
+  kvfolio_i32s rewinds;
+  const uint64_t* caller_ids;  // [num_sequences] if asked for, else null; 0: it has none
 } kvfolio_step_plan;
 
 // Writes *out and groups[num_groups], whose struct_size the caller has set (groups are all of the
@@ -570,14 +605,22 @@ KVFOLIO_C_API int32_t kvfolio_accept(kvfolio_manager* manager, kvfolio_sequence 
 KVFOLIO_C_API int32_t kvfolio_admit(kvfolio_manager* manager, const kvfolio_sequence* sequences,
                                     const int64_t* num_tokens, int64_t num_sequences,
                                     kvfolio_error* error);
-// Would the prompt, and num_more tokens behind it, fit in one step? blocks[num_groups]: what the
-// append would take; may be null and 0. *cached_tokens may be null.
+// Would the prompt, and num_more tokens behind it, fit: with a most_per_step of 0 in one step, else
+// in chunks of at most so many, as kvfolio_open() and then kvfolio_reserve() would say?
+// blocks[num_groups]: what the append would take, or kvfolio_reserve() keep; may be null and 0.
+// *cached_tokens may be null.
 KVFOLIO_C_API int32_t kvfolio_admit_prompt(const kvfolio_manager* manager, const kvfolio_root* root,
                                            const int32_t* tokens, int64_t num_tokens,
                                            const kvfolio_media_span* media, int64_t num_media,
                                            const kvfolio_open_options* options, int64_t num_more,
-                                           int32_t* cached_tokens, int32_t* blocks,
-                                           int32_t num_groups, kvfolio_error* error);
+                                           int64_t most_per_step, int32_t* cached_tokens,
+                                           int32_t* blocks, int32_t num_groups,
+                                           kvfolio_error* error);
+// The same for a sequence that is open. Keeps no table entries.
+KVFOLIO_C_API int32_t kvfolio_admit_sequence(const kvfolio_manager* manager,
+                                             kvfolio_sequence sequence, int64_t num_tokens,
+                                             int64_t most_per_step, int32_t* blocks,
+                                             int32_t num_groups, kvfolio_error* error);
 // Keeps blocks for num_tokens more tokens, at most most_per_step in a step; 0: all in one step.
 KVFOLIO_C_API int32_t kvfolio_reserve(kvfolio_manager* manager, kvfolio_sequence sequence,
                                       int64_t num_tokens, int64_t most_per_step,
@@ -704,6 +747,8 @@ typedef struct kvfolio_sequence_info {
   int32_t priority;
   int32_t reserved;      // 0
   kvfolio_load_id load;  // that is open for it; 0: none
+  int32_t rewinds;       // how often tokens of committed steps were cut
+  int32_t rewind_from;   // kvfolio_truncate() to this length or more is never refused
 } kvfolio_sequence_info;
 KVFOLIO_C_API int32_t kvfolio_info(const kvfolio_manager* manager, kvfolio_sequence sequence,
                                    kvfolio_sequence_info* out, kvfolio_error* error);
@@ -785,6 +830,7 @@ typedef struct kvfolio_counters {
   uint64_t publications_skipped;
   uint64_t blocks_used_peak;
   uint64_t tokens_loaded;
+  uint64_t announcements_skipped;
 } kvfolio_counters;
 KVFOLIO_C_API int32_t kvfolio_get_counters(const kvfolio_manager* manager, kvfolio_counters* out,
                                            kvfolio_error* error);
@@ -1048,8 +1094,9 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //    read_elements()) of TokenStore: *_at() gives the row, *_append() and *_gather() take a dtype.
 //  - TokenStore::num_blocks(), num_blocks_used(), empty(): size, max_tokens and the block size of
 //    the options say them.
-//  - to_string() of ids, enums, Status and TokenStore: numbers, and *error, here. ids.h: ids are
-//    64-bit numbers. status.h: a Status is a code and *error; a Result writes to an `out`.
+//  - to_string() of ids, enums, records, Status and TokenStore, Status::numbers(): numbers, and
+//    *error, here. table_of() of a plan: a row of its block_table. ids.h: ids are 64-bit numbers.
+//    status.h: a Status is a code and *error; a Result writes to an `out`.
 //  - kvfolio_check_failed() of status.h is in the library, but is not to be called: a host that
 //    wants to hear of a broken invariant before the program ends defines it, in C or C++, as
 //    void kvfolio_check_failed(const char* file, int line, const char* expression).

@@ -9,7 +9,7 @@
 //   auto manager = KVCacheManager::create(spec, {.max_sequences = 256});
 //   auto opened  = manager->open(prompt);                       // finds and holds in one call
 //   Ticket t     = *manager->begin_step();
-//   manager->append(opened->sequence, rest_of(prompt, opened->cached_tokens));
+//   manager->append_prompt(opened->sequence, prompt, prompt.size());  // behind what was found
 //   const StepPlan& plan = **manager->plan();                   // slots, tables, copies
 //   ... run the copies, write K and V to the slots, attend ...
 //   manager->finish(t);                                         // commit and complete
@@ -35,25 +35,23 @@
 // It does not know what a token means, what a model computes, who asks, or the time. It never reads
 // K or V, and writes them only when it copies whole blocks (run_copies, copy_to).
 //
-// Errors. Every call that takes an id returns kNotFound if the id is closed, was never given out or
-// belongs to another manager. The last one needs distinct ManagerOptions::id_tag: with equal tags,
-// the default, ids of two managers can be equal. It returns kAborted if fail() closed the sequence
-// (each row remembers only the last one). kInvalidArgument names the argument, the value and what
-// is allowed. The calls below do not repeat these errors. Units: tokens, blocks and positions are
-// counts; names of byte counts say bytes.
+// Errors that are not repeated below. Every call that takes an id returns kNotFound if the id is
+// closed, was never given out or belongs to another manager (with distinct ManagerOptions::id_tag:
+// else ids of two managers can be equal), and kAborted if fail() closed the sequence (each row
+// remembers only the last one). kInvalidArgument names the argument, the value and what is allowed.
+// Units: tokens, blocks and positions are counts; names of byte counts say bytes.
 //
 // Thread safety: several threads may run const calls at the same time while no other call runs; the
-// owner serialises all other calls. A const call writes nothing, takes no heap memory and needs at
-// most 8 KiB of the stack. Three take heap memory: the string that describe() returns, which is the
-// caller's, the text of an error, and state_hash() while it runs. copy_to() is a const call of its
-// source only; it changes its target.
+// owner serialises all other calls. A const call writes nothing and needs at most 8 KiB of the
+// stack; heap memory take only the string of describe(), the text of an error, and state_hash()
+// while it runs. copy_to() is a const call of its source only; it changes its target.
 //
 // No heap allocation after create() except for error texts, describe() and growing plan buffers; no
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Copy
-// their contents before you pass them as arguments to a call that changes the manager, which
-// refuses tokens that lie in its own tables. Only adopt() takes tables as block_table() returns
-// them. After a manager was moved from, its calls that return a Status or a Result say
-// kFailedPrecondition; the others stop the program with a check that names the call.
+// their contents before you pass them to a call that changes the manager, which refuses tokens that
+// lie in its own tables; only adopt() takes tables as block_table() returns them. After a manager
+// was moved from, its calls that return a Status or a Result say kFailedPrecondition; the others
+// stop the program with a check that names the call.
 
 #include <cstdint>
 #include <memory>
@@ -127,10 +125,9 @@ class KVFOLIO_API KVCacheManager {
   // not fit with all copies, some are planned in place (append() says how), the last demand first.
   // Each sequence does as planned when it appends in that step; the order of the appends does not
   // matter.
-  // Nothing changes but table entries: an admitted sequence keeps its entries until it is closed,
-  // whether it appends or not, in one step or in several. Only the entries of its tables are
-  // promised: a sequence that is short of entries for the tokens that it keeps to publish stops
-  // publishing (publications_skipped), even if the call is then refused.
+  // Nothing changes but table entries, which an admitted sequence keeps until it is closed. Only
+  // those of its tables are promised: a sequence that is short of entries for the tokens that it
+  // keeps to publish stops publishing (publications_skipped), even if the call is then refused.
   Status admit(std::span<const AppendDemand> demands);
   Status admit(SequenceId sequence, std::int64_t num_tokens);
   // Would open(tokens, options) succeed now, and an append of the tokens that it does not find and
@@ -139,8 +136,16 @@ class KVFOLIO_API KVCacheManager {
   // is kept: a scheduler may ask each round for each waiting request. A Shortage counts the blocks
   // that the prompt finds as pinned, and names only sequences that are open. kInvalidArgument: also
   // if num_more is negative.
+  // With most_per_step the tokens may come in chunks: would open(tokens, options) succeed, and then
+  // reserve() of the tokens that it does not find and of num_more, with the same most_per_step? The
+  // answer counts the blocks that reserve() would keep: in a window group far fewer.
   [[nodiscard]] Result<Admission> admit(std::span<const std::int32_t> tokens,
-                                        const OpenOptions& options, std::int64_t num_more) const;
+                                        const OpenOptions& options, std::int64_t num_more,
+                                        const ReserveOptions& chunks = {}) const;
+  // The same for a sequence that is open: an append of num_tokens, or with most_per_step a
+  // reserve(). Keeps no table entries.
+  [[nodiscard]] Result<Admission> admit(SequenceId sequence, std::int64_t num_tokens,
+                                        const ReserveOptions& chunks) const;
 
   // kFailedPrecondition: a step is open, max_steps_in_flight steps are in flight, or 2^24 steps
   // were begun (dropped ones count) since the oldest step in flight.
@@ -157,14 +162,18 @@ class KVFOLIO_API KVCacheManager {
   // kFailedPrecondition: no step is open, the sequence is in it already or has draft tokens,
   // run_copies() has run, or (kUnordered) the sequence's last step is not complete.
   // kInvalidArgument: token < 0, a draft that is not within 0 .. tokens.size(), over
-  // kMaxSequenceTokens; or the prompt again: behind a hit of open(), or a load that was finished
-  // behind it, and before any other step, tokens that begin with the whole prompt (64 bits of hash
-  // say so). Tokens that begin with the rest of the prompt are what append() is for and are never
-  // refused for this, even where a prompt repeats itself so that they begin with all of it as well
-  // (a a a, 2 found). A single token is never refused for this.
+  // kMaxSequenceTokens; or the whole prompt again, directly behind a hit of open() or a load that
+  // was finished behind it (64 bits of hash say so). Tokens that begin with the rest of the prompt,
+  // and a single token, are never refused for this.
   // kResourceExhausted: max_tokens, table entries.
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
+  // Appends the next tokens of `prompt` that the sequence does not have: those from its length on,
+  // at most at_most, as append() does. Returns how many; 0: it has them all. kInvalidArgument:
+  // at_most is below 1, the prompt is shorter than the sequence, or it differs from what that has
+  // said (tokens behind published_length are compared). Other errors as append().
+  Result<std::int32_t> append_prompt(SequenceId sequence, std::span<const std::int32_t> prompt,
+                                     std::int64_t at_most);
   // A decode step in one call: appends tokens[i] to sequences[i], in order, as append() does. Ends
   // at the first append that fails and returns its error: the first *num_appended sequences are in
   // the step then; that one and those behind it are not. So a scheduler that meets a Shortage can
@@ -176,9 +185,8 @@ class KVFOLIO_API KVCacheManager {
   // Takes a sequence out of the open step, as if it had not been appended to, with two exceptions.
   // Blocks evicted for it stay evicted. If it was to overwrite what was found, the engine may have
   // done so already: that block stays unfindable and is valid up to the sequence's length only (it
-  // is let go if it lies beyond). If the prompt's last token had been found there, it no longer
-  // counts as found: its next append gets a slot. kFailedPrecondition: the sequence is not in an
-  // open step.
+  // is let go if it lies beyond), and the prompt's last token, if it was found there, gets a slot
+  // again. kFailedPrecondition: the sequence is not in an open step.
   Status undo(SequenceId sequence);
   // The arrays of the open step. They are stale once the step changes. Another plan() of the step
   // overwrites them. kFailedPrecondition: no step is open. kInvalidArgument: a pad that is neither
@@ -199,9 +207,9 @@ class KVFOLIO_API KVCacheManager {
   // during the step stay open.
   Status drop(Ticket ticket);
 
-  // close() for a sequence that must make room. Takes it out of the open step first. To resume it,
-  // open() its tokens again; so if the host learns sampled ids late, complete the steps that it is
-  // in and read the ids before. Blocks that a step in flight may touch retire until it is complete.
+  // close() for a sequence that must make room, out of the open step first. To resume it, open()
+  // its tokens again; a host that learns sampled ids late completes its steps and reads them
+  // before.
   Status preempt(SequenceId sequence);
   // Ends a sequence; OpenOptions::publish says what stays findable. kUnordered: tokens of a step
   // become findable once the step is complete. At most max_sequences closed sequences wait for
@@ -209,6 +217,8 @@ class KVFOLIO_API KVCacheManager {
   // sequence in the plans goes to no other sequence before that step is complete. A second close is
   // kNotFound. kFailedPrecondition: the sequence is in the open step.
   Status close(SequenceId sequence);
+  // Ends a sequence whose request was given up: undo() if it is in the open step, then close().
+  Status cancel(SequenceId sequence);
 
   // ---- more of sequences ----
 
@@ -217,12 +227,21 @@ class KVFOLIO_API KVCacheManager {
   // eviction.
   [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options = {}) const;
-  // Forgets the tokens from position n on. Also forgets that a prompt was found whole: the block
-  // that is held for its last token is let go if it lies beyond the length, even if n is the
-  // length. Always possible down to the accepted length. Below that, every group must still hold
-  // what position n reads.
-  // kFailedPrecondition: a group does not (the error names it), or the sequence is in the open
-  // step. kInvalidArgument: n is not in 0 .. length.
+  // What a prompt will find soon: how many of its tokens an open sequence has announced
+  // (OpenOptions::announce), compared token by token; 0 if no whole unit of them (the smallest
+  // block size) is to come. `by` has the most whole units in common with the prompt, and among
+  // equals was opened first. A request that shares much with one that is computed now waits and
+  // asks again in each round, until soon() is less than a unit more than probe() or `by` has gone.
+  // It waits only while it has no sequence itself, and for an older one that runs or loads: then no
+  // two wait for each other. Options as probe(), but max_tokens. O(prompt). Errors: as probe().
+  [[nodiscard]] Result<Soon> soon(std::span<const std::int32_t> tokens,
+                                  const OpenOptions& options = {}) const;
+  // Forgets the tokens from position n on, and that a prompt was found whole: the block that is
+  // held for its last token goes if it lies beyond the length. Always possible down to
+  // SequenceInfo::rewind_from; below, what position n reads and the windows have let go of is taken
+  // back from the cache. kFailedPrecondition: it is not there (the error names group and block), a
+  // trim dropped position n, or the sequence is in the open step. kInvalidArgument: n is not in
+  // 0 .. length. Shortage: what is taken back costs another's reserve() blocks that are not there.
   Status truncate(SequenceId sequence, std::int32_t n);
   // truncate() to 0. The sequence stays open with the same id, and its trim is forgotten.
   Status clear(SequenceId sequence);
@@ -230,24 +249,25 @@ class KVFOLIO_API KVCacheManager {
   // many tokens this call dropped. Positions never change. Tokens that an earlier trim dropped stay
   // dropped, so the sinks cannot grow again. A sequence has only one gap: if the window reaches
   // tokens in front of the gap, nothing is dropped. Tokens appended after a trim that dropped
-  // something are never findable; a truncate() to the sinks or less ends the trim.
-  // kFailedPrecondition: the sequence is in the open step or has draft tokens. kInvalidArgument:
-  // negative.
+  // something are never findable; a truncate() to the sinks or less ends the trim. Negative:
+  // kInvalidArgument. In the open step, or with draft tokens: kFailedPrecondition.
   Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
-  // Gives an empty sequence blocks that are held already, by one table for each group in the order
-  // of groups. Its length is then num_tokens. A table has as many entries as num_tokens needs, such
-  // as the first ones that block_table() returns. In a window group an entry may be -1 if position
-  // num_tokens reads nothing of that block. No token is appended. Neither these tokens nor later
-  // ones are ever findable (unless num_tokens is 0).
+  // Gives an empty sequence blocks that are held already, by one table for each group. Its length
+  // is then num_tokens. A table has as many entries as that needs, such as the first ones of
+  // block_table(). In a window group an entry may be -1 if position num_tokens reads nothing of
+  // that block. Neither these tokens nor later ones are ever findable (unless num_tokens is 0).
   // kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a table has another size,
   // names a block twice, or lies where this call writes the table of another group; a block has no
   // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
   // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
-  // max_tokens, table entries. Shortage: as fork(), of the blocks' holders. Tokens that are
-  // reserved for the sequence are a kFailedPrecondition, too.
+  // max_tokens, table entries. Shortage: as fork(), of the blocks' holders. A reserve() of the
+  // sequence is a kFailedPrecondition, too.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
   Status set_priority(SequenceId sequence, std::int32_t priority);
+  // Counts as a use (SequenceInfo::last_use) though nothing is appended: for the policies kLru and
+  // kLfu. In the open step it has been used already, and nothing changes.
+  Status touch(SequenceId sequence);
 
   // ---- more of steps: late names, drafts, copies, a device that failed ----
 
@@ -258,28 +278,25 @@ class KVFOLIO_API KVCacheManager {
   // max_steps_in_flight / 2 + 1) stretches with other tokens between them.
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
-  // append_each() with one unnamed token for each sequence.
   Status append_unnamed_each(std::span<const SequenceId> sequences, std::int32_t* num_appended);
   // open() and append_unnamed() in one call: a sequence with num_tokens reserved slots. Does both
   // or neither, and returns the errors of both.
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
-  // Names the oldest unnamed tokens of a sequence, in order. Tokens that have no name when their
-  // step is completed never get one, unless the sequence has late names. A fork has unnamed tokens
-  // of its own: name them for parent and child, and alike, since both share their blocks. fail()
-  // forgets those of the steps that it ends. kInvalidArgument: token < 0, more tokens than
-  // SequenceInfo::num_unnamed.
+  // Names the oldest unnamed tokens of a sequence, in order. Tokens without a name when their step
+  // is completed never get one, unless the sequence has late names. A fork has unnamed tokens of
+  // its own: name them for parent and child alike, since both share their blocks. fail() forgets
+  // those of the steps that it ends. kInvalidArgument: token < 0, more than num_unnamed tokens.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
-  // Names one token of each sequence, as set_tokens() does. Ends at the first that fails: the first
-  // *num_named have their names. A sequence may be named again: its next token gets that name.
+  // Names one token of each sequence; the first *num_named are named when one fails. A sequence may
+  // be named again: its next token gets that name.
   Status set_tokens_each(std::span<const SequenceId> sequences,
                          std::span<const std::int32_t> tokens, std::int32_t* num_named);
-  // Ends a draft: keeps the first `num_accepted` draft tokens and truncates the others.
-  // kFailedPrecondition: the sequence is in the open step. kInvalidArgument: more than it has.
+  // Keeps the first `num_accepted` draft tokens and truncates the others. kFailedPrecondition: the
+  // sequence is in the open step. kInvalidArgument: more than it has.
   Status accept(SequenceId sequence, std::int32_t num_accepted);
-  // Runs the copies of the open step on the manager's own storage, once per step. The step then
-  // takes no more appends. Engines that run the copies themselves never call this and say so with
-  // ManagerOptions::copies_by_host; with several steps in flight that means
-  // KVStorage::copy_blocks() on the plan's arrays, in stream order.
+  // Runs the copies of the open step on the manager's own storage, once per step, which then takes
+  // no more appends. Engines that run them themselves, as with several steps in flight (in stream
+  // order, KVStorage::copy_blocks()), say so with ManagerOptions::copies_by_host.
   // kUnsupported: no storage. kFailedPrecondition: no step is open, the copies have run, or
   // (kInOrder) there are copies and an earlier step is in flight, which may still write what they
   // read.
@@ -300,15 +317,15 @@ class KVFOLIO_API KVCacheManager {
   // need at the worst moment, a copy of the tail included: in a window group under kInOrder the
   // window and one step, else blocks for all of the tokens. Evicts cached blocks if it must. These
   // blocks count as held. Appends use them first; undo() and drop() give back what they used.
-  // Another call sets a new total. trim(), truncate() and accept() leave the tokens that are
-  // promised as they are; blocks that these tokens do not need any more are given back (kUnordered:
-  // if no step is in flight). close(), preempt(), fail(), the last promised token and num_tokens of
-  // 0, with any most_per_step, end the promise. A fork has no promise of its own; fork() fails with
-  // a Shortage if the pool lacks the blocks that the parent then needs beside it. So do pin(),
-  // adopt() and a hit of open() (a miss then). Two things are not promised: table entries, and what
-  // a truncate() into blocks that others hold makes necessary, which is at most two blocks in each
-  // group; call reserve() again then. kFailedPrecondition: the sequence is in the open step.
-  // kInvalidArgument: num_tokens or most_per_step is out of range. kResourceExhausted: max_tokens.
+  // Another call sets a new total. trim(), truncate() and accept() leave the promised tokens as
+  // they are; blocks that these do not need any more are given back (kUnordered: if no step is in
+  // flight). close(), preempt(), fail(), the last promised token and num_tokens of 0 end the
+  // promise. A fork has none of its own; fork() fails with a Shortage if the pool lacks the blocks
+  // that the parent then needs beside it. So do pin(), adopt() and a hit of open() (a miss then).
+  // Not promised are table entries, and what a truncate() into blocks that others hold makes
+  // necessary, at most two blocks in each group: call reserve() again then. kFailedPrecondition:
+  // the sequence is in the open step.
+  // kInvalidArgument: num_tokens or most_per_step is negative. kResourceExhausted: max_tokens.
   // Shortage: nothing changes, not even an earlier promise; its `needed` counts the blocks beside
   // those that are kept already.
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
@@ -320,19 +337,18 @@ class KVFOLIO_API KVCacheManager {
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
   // Evicts up to `num_blocks` cached blocks of a group and returns how many: fewer only if fewer
-  // are cached. Two kinds go first: partial tails in which no prompt was found, and in a window
-  // group full blocks that no end reads. Ends are the last token of each prompt that was given to
-  // open(), the last full block of each sequence that closed, what was pinned, and where prompts
-  // part. Two kinds go last: blocks before a held one, which is then no longer findable, and blocks
-  // that a hit at the last full block of an open sequence reads. Otherwise the coldest goes first.
-  // When a block of a full group goes, cached blocks of other groups at and below it become free;
-  // the number does not include them. `evicted`: gets the blocks in the order in which they went,
-  // as many as fit.
+  // are cached. Partial tails in which no prompt was found go first, and in a window group full
+  // blocks that no end reads. Ends are the last token of each prompt that was given to open(), the
+  // last full block of each sequence that closed, what was pinned, and where prompts part. Blocks
+  // before a held one, which is then no longer findable, and those that a hit at the last full
+  // block of an open sequence reads, go last. Otherwise the coldest goes first. When a block of a
+  // full group goes, cached blocks of other groups at and below it become free, which the number
+  // does not include. `evicted`: gets the blocks as they went, as many as fit.
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks,
                              std::span<std::int32_t> evicted = {});
-  // Makes everything unfindable that is there: after new weights, say. Open sequences go on, but
-  // nothing that they and their forks hold or append becomes findable any more, also not when they
-  // close or get names. All pins end. Blocks that steps in flight may touch retire as ever.
+  // Makes everything unfindable: after new weights, say. Open sequences go on, but nothing that
+  // they and their forks hold or append becomes findable any more. All pins end. Blocks that steps
+  // in flight may touch retire as ever.
   Forgotten reset();
   // reset() for one root key: for the blocks that sequences of this key wrote, and for their pins.
   Forgotten forget(const RootKey& root);
@@ -348,15 +364,14 @@ class KVFOLIO_API KVCacheManager {
   // Held blocks divided by all blocks, in the fullest group. Cached and retiring blocks do not
   // count, since they make room without a preemption.
   [[nodiscard]] double utilization() const noexcept;
-  // utilization() >= ManagerOptions::high_watermark: it is time for preempt_to(), which ends
-  // sequences. Cached blocks need no such call, since append() evicts them.
+  // utilization() >= ManagerOptions::high_watermark: it is time for preempt_to().
   [[nodiscard]] bool needs_eviction() const noexcept;
-  // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
-  // open step, and those whose preemption would free no block, are passed over; a sequence that is
-  // short itself is not. nullopt: complete a step, or let a sequence of the open step wait
-  // (undo()). Changes nothing that another call can see. Costs O(n) for n open sequences, or much
-  // less if few were used since the last search with the same policy. Each sequence that is passed
-  // over also costs a look at its tables. Without a policy: ManagerOptions::victim_policy.
+  // The sequence that the policy would preempt now. Sequences in the open step, and those whose
+  // preemption would free no block, are passed over; a sequence that is short itself is not.
+  // nullopt: there is none; complete a step, or let a sequence of the open step wait (undo()).
+  // Changes nothing that another call can see. O(n) for n open sequences, or much less if few were
+  // used since the last search with the same policy, and a look at the tables of each that is
+  // passed over. Without a policy: ManagerOptions::victim_policy.
   [[nodiscard]] std::optional<SequenceId> select_victim(
       std::optional<VictimPolicy> policy = std::nullopt);
   // Preempts victims while utilization() > `target`, and stops when there is no victim left.
@@ -545,12 +560,11 @@ class KVFOLIO_API KVCacheManager {
   // since open(). Two managers with equal hashes answer the same calls alike, but for names:
   // numbers of blocks and rows, ids and tickets do not count. Neither does history: counters,
   // serials, the errors that ids of closed sequences give, and which table entries a plan has told
-  // of. It does not read K or V. The number is of this version of the library: store it for
-  // comparison, not for ever. O(state), with heap memory for it, in some words for each block, run
-  // and sequence. kFailedPrecondition: a load or a hold is open (says how many); kOutOfMemory.
+  // of. It does not read K or V. The number is of this version of the library. O(state), with heap
+  // memory for some words for each block, run and sequence. kFailedPrecondition: a load or a hold
+  // is open (says how many); kOutOfMemory.
   [[nodiscard]] Result<std::uint64_t> state_hash() const;
-  // Recounts everything, in O(state). Returns ok, or says which rule is broken and where. To find a
-  // block whose references are wrong costs O(blocks * references).
+  // Recounts everything, in O(state). Returns ok, or says which rule is broken and where.
   Status check_invariants() const;
 
  private:

@@ -6,9 +6,12 @@
 // values.
 
 #include <array>
+#include <concepts>
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "kvfolio/export.h"
 #include "kvfolio/ids.h"
@@ -81,6 +84,9 @@ struct ManagerOptions {
   // false: commit() refuses a step while run_copies() has not run what it has to copy. Without
   // storage the copies are the host's in any case.
   bool copies_by_host = false;
+  // Tokens of all announcements together that are not published yet (OpenOptions::announce): 0 to
+  // 2^30; memory is used once they are. 0: the tokens of the largest group.
+  std::int64_t max_announced_tokens = 0;
 };
 
 // What other sequences may find of a sequence. A fork publishes as its parent does.
@@ -109,11 +115,25 @@ struct OpenOptions {
   // true: set_tokens() may name a token as long as the sequence is open, also after the step of the
   // token is complete. Not needed if you name the tokens of a step before you complete it.
   bool late_names = false;
+  // true: says that the sequence is going to append the tokens of this open(). soon() tells others
+  // until they are published, or the sequence ends, is cut back, or goes another way. Needs a
+  // sequence that publishes; without room the announcement is left out (announcements_skipped).
+  bool announce = false;
 };
 
 struct ForkOptions {
   std::optional<std::uint64_t> caller_id{};  // of the child
   std::int32_t priority = 0;                 // of the child; the parent's is not inherited
+};
+
+// How far a hit of a prompt will reach when `by`, a sequence that announces the same tokens, has
+// appended them and they are published. An upper bound: what is evicted or forgotten by then is not
+// found.
+struct Soon {
+  std::int32_t tokens = 0;  // from the begin of the prompt, at most all but the last; 0: nothing
+  SequenceId by{};          // not valid() if tokens is 0
+
+  friend bool operator==(const Soon&, const Soon&) = default;
 };
 
 struct Opened {
@@ -122,6 +142,7 @@ struct Opened {
   // is empty. Append the others and only these. append() refuses the whole prompt, but it cannot
   // know of a few tokens that they are a repeat.
   std::int32_t cached_tokens = 0;
+  Soon soon{};  // of other sequences, see soon()
 };
 
 struct Pinned {
@@ -180,15 +201,18 @@ struct AppendDemand {
   std::int64_t num_tokens = 0;
 };
 
-// What a prompt would get, see admit().
+// What a prompt, or a sequence, would get, see admit().
 struct Admission {
-  std::int32_t cached_tokens = 0;  // as Opened::cached_tokens
-  // By group: blocks that the append would take. Those of cached tokens are not among them.
+  std::int32_t cached_tokens = 0;  // as Opened::cached_tokens; 0 for a sequence that is open
+  // By group: blocks that the append would take, or reserve() would keep ready. Those of cached
+  // tokens are not among them.
   std::array<std::int32_t, kMaxGroups> blocks{};
+  Soon soon{};  // see soon()
 };
 
 struct ReserveOptions {
-  // Tokens that a step appends at most. 0: all of them may come in one step.
+  // Tokens that a step appends at most. 0, or more than there are: all of them may come in one
+  // step.
   std::int64_t most_per_step = 0;
 };
 
@@ -229,6 +253,15 @@ struct SequenceInfo {
   std::uint64_t last_use = 0;
   std::uint64_t use_count = 0;
   LoadId load{};  // that is open for it; not valid(): none
+  // How often tokens of committed steps were cut: by truncate(), by accept() below the draft. A row
+  // of an earlier plan is void if its sequence is gone or StepPlan::rewinds says another number:
+  // what its step computed behind the cut is not of this sequence any more.
+  std::int32_t rewinds = 0;
+  // truncate() to this length or more is never refused; 0 if every group is a full one. Below, a
+  // window group has let go of what is read there, unless the cache has it still. It is the
+  // accepted length less the smallest GroupSpec::rewind, but never below what open(), adopt() or a
+  // load gave, nor inside what a trim dropped.
+  std::int32_t rewind_from = 0;
 };
 
 // Blocks of one group by state; free + held + cached + retiring = num_blocks. Used blocks or bytes
@@ -277,6 +310,29 @@ struct Counters {
   // max_sequences wait for their steps (close()).
   std::uint64_t publications_skipped = 0;
   std::uint64_t blocks_used_peak = 0;  // held at once, all groups together
+  // open() calls that were to announce tokens and did not, for want of max_announced_tokens.
+  std::uint64_t announcements_skipped = 0;
 };
+
+// For logs and failed tests: each field by its name, "length 12, accepted_length 12, ...". Spans
+// and keys are counted, not printed: they are a user's.
+[[nodiscard]] KVFOLIO_API std::string to_string(const ManagerOptions& options);
+[[nodiscard]] KVFOLIO_API std::string to_string(const OpenOptions& options);
+[[nodiscard]] KVFOLIO_API std::string to_string(const Opened& opened);
+[[nodiscard]] KVFOLIO_API std::string to_string(const Admission& admission);
+[[nodiscard]] KVFOLIO_API std::string to_string(const SequenceInfo& info);
+[[nodiscard]] KVFOLIO_API std::string to_string(const GroupUsage& usage);
+[[nodiscard]] KVFOLIO_API std::string to_string(const Counters& counters);
+
+// What to_string() gives. A template, so that <iosfwd> is enough here; its caller includes
+// <ostream>.
+template <typename Traits, typename T>
+requires std::same_as<T, ManagerOptions> || std::same_as<T, OpenOptions> ||
+    std::same_as<T, Opened> || std::same_as<T, Admission> || std::same_as<T, SequenceInfo> ||
+    std::same_as<T, GroupUsage> || std::same_as<T, Counters>
+        std::basic_ostream<char, Traits>
+&operator<<(std::basic_ostream<char, Traits>& out, const T& record) {
+  return out << to_string(record);
+}
 
 }  // namespace kvfolio

@@ -12,14 +12,14 @@
 //   manager.record(nullptr);   // notes the number of calls and state_hash()
 //   if (!log.status().ok()) ...
 //
-// The format, version 2, little-endian: a header (the version of the library, spec, options,
+// The format, version 3, little-endian: a header (the version of the library, spec, options,
 // whether there is storage); then for each call an opcode, the low byte of its number, the
 // arguments as varints, and of the answer its code, one number of it (an id, a count) and a 32-bit
 // hash of all of it. The header has a checksum, and so has each piece of calls that the sink was
-// given: damage is reported with its place, and no call of a damaged piece is used. Logs of version
-// 1, whose calls have no checksums, are read too. The two runs of a program that makes the same
-// calls write equal files. The file has the tokens: anyone who may read it may read the prompts.
-// Bytes of K and V are not, and a replay needs none.
+// given: damage is reported with its place, and no call of a damaged piece is used. Logs of
+// versions 1 and 2 are read too; those of 1 have no checksums of calls. The two runs of a program
+// that makes the same calls write equal files. The file has the tokens: anyone who may read it may
+// read the prompts. Bytes of K and V are not, and a replay needs none.
 //
 // Numbers of calls begin with 1.
 
@@ -78,6 +78,7 @@ class KVFOLIO_API OpLog {
   OpLogOptions options_;
   Status status_;
   bool begun_ = false;
+  std::uint32_t format_ = 0;  // 0: the newest
   std::uint64_t num_calls_ = 0;
   std::uint64_t given_ = 0;  // bytes, to the sink
   // Bytes of the piece in the buffer, without the header for which there is room at the front.
@@ -95,6 +96,8 @@ KVFOLIO_API void imagine_storage(KVCacheManager& manager) noexcept;
 // From now on commit() and append() refuse nothing for being a mistake of the host: a log from
 // before they did has what they answered then.
 KVFOLIO_API void trust_host(KVCacheManager& manager) noexcept;
+// For tests: what the log records next is written in format 2. Requires: nothing was recorded.
+KVFOLIO_API void write_format_2(OpLog& log) noexcept;
 }  // namespace detail
 
 }  // namespace kvfolio

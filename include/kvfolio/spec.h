@@ -12,7 +12,10 @@
 //
 // Thread safety: values.
 
+#include <concepts>
 #include <cstdint>
+#include <iosfwd>
+#include <string>
 #include <vector>
 
 #include "kvfolio/dtype.h"
@@ -55,9 +58,13 @@ struct GroupSpec {
   std::int32_t window = 0;     // kSlidingWindow: tokens a query reads, itself included; >= 1
   std::int32_t num_sinks = 0;  // kSlidingWindow: leading tokens that every query reads too
   // >= 1; fit() fills it in. num_blocks * block_size slots fit int32. A sequence of a window group
-  // that appends n tokens in a step holds up to (window - 1 + n) / block_size + 2 blocks, and those
-  // of its sinks: a long prompt in one append needs blocks for all of it.
+  // that appends n tokens in a step holds up to (window - 1 + rewind + n) / block_size + 2 blocks,
+  // and those of its sinks: a long prompt in one append needs blocks for all of it.
   std::int32_t num_blocks = 0;
+  // kSlidingWindow: tokens that a running sequence keeps behind its window, so that truncate() can
+  // take back as many (SequenceInfo::rewind_from). Hits neither need nor hold them, and no identity
+  // or layout knows of them.
+  std::int32_t rewind = 0;
 
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
 };
@@ -118,14 +125,22 @@ KVFOLIO_API Result<std::vector<GroupLayout>> plan_layouts(const CacheSpec& spec)
 // num_blocks of `spec` are weights: the groups get blocks in their ratio, rounded down, and what
 // is left over goes to the groups with the largest blocks first. Good weights are the blocks that
 // one sequence of the expected length needs: length / block_size in a full group; in a window group
-// (window - 1 + n) / block_size + 2 for appends of n tokens, and those of its sinks. If num_blocks
-// is 0 in every group, all groups get room for equally many tokens, which gives a window group far
-// more than it needs.
-// kInvalidArgument: another field, see validate(); a weight below 1 among others; `bytes` is less
-// than one block of each group takes (names both).
+// (window - 1 + rewind + n) / block_size + 2 for appends of n tokens, and those of its sinks. If
+// num_blocks is 0 in every group, all groups get room for equally many tokens, which gives a window
+// group far more than it needs. kInvalidArgument: another field, see validate(); a weight below 1
+// among others; `bytes` is less than one block of each group takes (names both).
 KVFOLIO_API Result<CacheSpec> fit(const CacheSpec& spec, std::int64_t bytes);
 
 [[nodiscard]] KVFOLIO_API const char* to_string(AttentionKind kind) noexcept;
 [[nodiscard]] KVFOLIO_API const char* to_string(Format format) noexcept;
+// Each field by its name: "num_layers 32, num_kv_heads 8, ..."; of a cache "group 0: ...; group 1:
+// ...".
+[[nodiscard]] KVFOLIO_API std::string to_string(const GroupSpec& group);
+[[nodiscard]] KVFOLIO_API std::string to_string(const CacheSpec& spec);
+// What to_string() gives. A template, so that <iosfwd> is enough here; its caller includes
+// <ostream>.
+template <typename Traits, typename T>
+requires std::same_as<T, GroupSpec> || std::same_as<T, CacheSpec> std::basic_ostream<char, Traits>
+&operator<<(std::basic_ostream<char, Traits>& out, const T& spec) { return out << to_string(spec); }
 
 }  // namespace kvfolio

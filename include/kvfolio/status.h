@@ -20,6 +20,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "kvfolio/export.h"
 
@@ -79,13 +80,27 @@ struct Shortage {
   std::int32_t loads = 0;         // open loads of the manager, and
   std::int32_t holds = 0;         // open holds
   std::int64_t budget_bytes = 0;  // not used yet: free bytes of a budget that groups share
+  std::int32_t num_blocks = 0;    // of the group
+  // Blocks that the sequences of the call hold already, those that lie ready for them included, or
+  // that the hit of a prompt would hold. The call needs the others beside them.
+  std::int32_t kept = 0;
+  // Needed blocks that the same call may do without another time: a copy of a tail that others hold
+  // now; in a window group what a longer hit would save.
+  std::int32_t spared = 0;
+
+  // The same call cannot succeed, whatever the others let go of: do not wait for room. true is
+  // certain; false says only that it may succeed.
+  [[nodiscard]] bool never() const noexcept {
+    return std::int64_t{needed} + kept - spared > num_blocks;
+  }
 
   friend bool operator==(const Shortage&, const Shortage&) = default;
 };
 
 // "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)". With
 // pins, loads and holds: "25 pinned by 3 sequences, 1 pin, 1 load and 2 holds"; those of which
-// there are none are left out. With reservations: ", 4 of them reserved" follows.
+// there are none are left out. With reservations: ", 4 of them reserved" follows. If never(), it
+// ends with "; never: the group has 12 blocks", and if some are kept, " and 3 are kept".
 [[nodiscard]] KVFOLIO_API std::string to_string(const Shortage& shortage);
 [[nodiscard]] KVFOLIO_API const char* to_string(ErrorCode code) noexcept;
 
@@ -118,6 +133,9 @@ class [[nodiscard]] Status {
   }
   // A sentence for people. "ok" when ok().
   [[nodiscard]] KVFOLIO_API std::string message() const;
+  // The whole numbers that the sentence names, in its order: "truncate to 9, allowed: 0 to the
+  // length, 4" has 9, 0 and 4. For tests and hosts that must not read English.
+  [[nodiscard]] KVFOLIO_API std::vector<std::int64_t> numbers() const;
 
  private:
   ErrorCode code_ = ErrorCode::kOk;

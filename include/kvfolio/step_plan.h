@@ -54,6 +54,11 @@ struct GroupPlan {
   std::span<const std::int32_t> kv_indptr{};
   std::span<const std::int32_t> kv_indices{};
   std::span<const std::int32_t> kv_last_page_len{};
+  // With the FlashInfer arrays, [num_sequences]: the first position behind the gap in the list of
+  // pages, or 0 if there is no gap. The pages of a sequence are those of its sinks, from position 0
+  // on, and then (kv_lens[i] - 1) / block_size - kv_first_live[i] / block_size + 1 pages from this
+  // position on.
+  std::span<const std::int32_t> kv_first_live{};
   // Whole-block copies to run before this step writes: sources and destinations are disjoint.
   std::span<const std::int32_t> copy_src{};
   std::span<const std::int32_t> copy_dst{};
@@ -89,6 +94,20 @@ struct StepPlan {
   std::span<const std::int32_t> trim_sinks{};
   std::span<const std::int32_t> trim_first_kept{};
   std::span<const GroupPlan> groups{};  // by GroupId
+  // [num_sequences]: SequenceInfo::rewinds of each sequence. A sequence that was cut back and has
+  // grown again may look like its row here; the counts tell them apart.
+  std::span<const std::int32_t> rewinds{};
+  // [num_sequences]: the callers' own names; 0 for a sequence without one. Empty unless asked for.
+  std::span<const std::uint64_t> caller_ids{};
+
+  // The block table of the i-th sequence in a group, [block_table_stride]. Requires: block_tables,
+  // `group` names a group, and 0 <= i < num_sequences.
+  [[nodiscard]] std::span<const std::int32_t> table_of(GroupId group,
+                                                       std::int32_t i) const noexcept {
+    const GroupPlan& of = groups[static_cast<std::size_t>(group.value())];
+    const auto stride = static_cast<std::size_t>(of.block_table_stride);
+    return of.block_table.subspan(static_cast<std::size_t>(i) * stride, stride);
+  }
 };
 
 struct PlanOptions {
@@ -98,6 +117,7 @@ struct PlanOptions {
   bool flashinfer = false;
   bool shared_prefixes = false;
   bool positions = false;
+  bool caller_ids = false;
 };
 
 }  // namespace kvfolio

@@ -55,6 +55,7 @@ from ._types import (
     Opened,
     Pinned,
     RootKey,
+    Soon,
 )
 from .errors import (
     Aborted,
@@ -100,6 +101,7 @@ __all__ = [
     "ResourceExhausted",
     "RootKey",
     "SequenceInfo",
+    "Soon",
     "Step",
     "Storage",
     "ThreadPool",

@@ -59,6 +59,9 @@ class GroupSpec:
     #: With a window: leading tokens that every query reads too.
     num_sinks: int = 0
     num_blocks: int = 0
+    #: With a window: tokens that a running sequence keeps behind it, so that truncate() can take back
+    #: as many (SequenceInfo.rewind_from).
+    rewind: int = 0
 
     def __post_init__(self) -> None:
         if self.head_dim_v == -1:
@@ -94,6 +97,13 @@ class Opened(NamedTuple):
 
     sequence: int
     cached_tokens: int
+
+
+class Soon(NamedTuple):
+    """Tokens of a prompt that will be found, and the sequence that is going to append them."""
+
+    tokens: int
+    by: int
 
 
 class Pinned(NamedTuple):

@@ -38,7 +38,7 @@ class FailedPrecondition(Error, RuntimeError):
 
 
 class OutOfBlocks(Error):
-    """A group lacks blocks: needed > free + evictable. All numbers but the last two are blocks."""
+    """A group lacks blocks: needed > free + evictable. In blocks, but for sequences and pins."""
 
     code = "no blocks"
     group: int
@@ -50,6 +50,9 @@ class OutOfBlocks(Error):
     reserved: int  # of the pinned ones: kept by reserve()
     sequences: int
     pins: int
+    num_blocks: int  # of the group
+    kept: int  # that the sequences of the call, or the hit of a prompt, hold beside the needed ones
+    never: bool  # the same call cannot succeed, whatever the others let go of
 
 
 class ResourceExhausted(Error, RuntimeError):

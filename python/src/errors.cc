@@ -18,6 +18,9 @@ nb::object shortage_of(const Shortage& shortage) {
   fields["reserved"] = shortage.reserved;
   fields["sequences"] = shortage.sequences;
   fields["pins"] = shortage.pins;
+  fields["num_blocks"] = shortage.num_blocks;
+  fields["kept"] = shortage.kept;
+  fields["never"] = shortage.never();
   return fields;
 }
 

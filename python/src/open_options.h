@@ -17,7 +17,8 @@ class HeldOptions {
   HeldOptions& operator=(const HeldOptions&) = delete;
 
   // What a new sequence takes beside them.
-  void set_sequence(const char* publish, nb::handle caller_id, Int priority, bool late_names);
+  void set_sequence(const char* publish, nb::handle caller_id, Int priority, bool late_names,
+                    bool announce = false);
 
   OpenOptions options;
 

@@ -13,18 +13,21 @@ namespace {
 template <typename F>
 void for_each_array(StepPlan& plan, std::vector<GroupPlan>& groups, F&& f) {
   f(plan.sequences);
+  f(plan.caller_ids);
   f(plan.rows);
   f(plan.query_start);
   f(plan.positions);
   f(plan.kv_lens);
   f(plan.trim_sinks);
   f(plan.trim_first_kept);
+  f(plan.rewinds);
   for (GroupPlan& group : groups) {
     f(group.slot_mapping);
     f(group.block_table);
     f(group.kv_indptr);
     f(group.kv_indices);
     f(group.kv_last_page_len);
+    f(group.kv_first_live);
     f(group.copy_src);
     f(group.copy_dst);
     f(group.shared_prefixes);
@@ -84,10 +87,12 @@ nb::object PlanData::array(StepField field) {
   check_live("plan");
   nb::object& made = step_arrays_[field];
   if (made.is_valid()) return made;
-  if (field == kSequences) {
+  if (field == kSequences || field == kCallerIds) {
     const auto* ids = reinterpret_cast<const std::uint64_t*>(plan_.sequences.data());
-    made = lease_ != nullptr ? numpy_copy(std::span(ids, plan_.sequences.size()))
-                             : numpy_array(ids, {plan_.sequences.size()}, memory_);
+    const std::span<const std::uint64_t> numbers =
+        field == kCallerIds ? plan_.caller_ids : std::span(ids, plan_.sequences.size());
+    made = lease_ != nullptr ? numpy_copy(numbers)
+                             : numpy_array(numbers.data(), {numbers.size()}, memory_);
     return made;
   }
   const std::span<const std::int32_t> arrays[] = {{},
@@ -96,7 +101,8 @@ nb::object PlanData::array(StepField field) {
                                                   plan_.positions,
                                                   plan_.kv_lens,
                                                   plan_.trim_sinks,
-                                                  plan_.trim_first_kept};
+                                                  plan_.trim_first_kept,
+                                                  plan_.rewinds};
   made = make(arrays[field], {arrays[field].size()});
   return made;
 }
@@ -118,11 +124,17 @@ nb::object PlanData::array(std::size_t index, GroupField field) {
     made = make({numbers, 3 * count}, {count, 3});
     return made;
   }
-  const std::span<const std::int32_t> arrays[] = {group.slot_mapping,     {},
-                                                  group.kv_indptr,        group.kv_indices,
-                                                  group.kv_last_page_len, group.copy_src,
-                                                  group.copy_dst,         {},
-                                                  group.changed_rows,     group.changed_columns,
+  const std::span<const std::int32_t> arrays[] = {group.slot_mapping,
+                                                  {},
+                                                  group.kv_indptr,
+                                                  group.kv_indices,
+                                                  group.kv_last_page_len,
+                                                  group.kv_first_live,
+                                                  group.copy_src,
+                                                  group.copy_dst,
+                                                  {},
+                                                  group.changed_rows,
+                                                  group.changed_columns,
                                                   group.changed_blocks};
   made = make(arrays[field], {arrays[field].size()});
   return made;
@@ -164,10 +176,13 @@ void add_group(nb::module_& m) {
   KVFOLIO_ARRAY(c, kBlockTable, "block_table",
                 "[num_sequences, widest] physical block of each logical block, then pad.");
   KVFOLIO_ARRAY(c, kKvIndptr, "kv_indptr",
-                "FlashInfer: [num_sequences + 1]. The three arrays are empty unless asked for.");
+                "FlashInfer: [num_sequences + 1]. The four arrays are empty unless asked for.");
   KVFOLIO_ARRAY(c, kKvIndices, "kv_indices", "FlashInfer: the live blocks, in order.");
   KVFOLIO_ARRAY(c, kKvLastPageLen, "kv_last_page_len",
                 "FlashInfer: [num_sequences], 1 .. block_size.");
+  KVFOLIO_ARRAY(c, kKvFirstLive, "kv_first_live",
+                "FlashInfer: [num_sequences] the first position behind the gap in the list of "
+                "pages; 0: no gap.");
   KVFOLIO_ARRAY(c, kCopySrc, "copy_src", "Whole blocks to copy before this step writes.");
   KVFOLIO_ARRAY(c, kCopyDst, "copy_dst", "Where they go.");
   KVFOLIO_ARRAY(c, kSharedPrefixes, "shared_prefixes",
@@ -203,6 +218,24 @@ void add_plan(nb::module_& m) {
       c, kTrimSinks, "trim_sinks",
       "[num_sequences] position p is visible iff p < trim_sinks or p >= trim_first_kept.");
   KVFOLIO_ARRAY(c, kTrimFirstKept, "trim_first_kept", "See trim_sinks.");
+  KVFOLIO_ARRAY(c, kRewinds, "rewinds",
+                "[num_sequences] SequenceInfo.rewinds of each: tells old results from new ones.");
+  add_array<kCallerIds>(c, "caller_ids",
+                        "def caller_ids(self) -> numpy.typing.NDArray[numpy.uint64]",
+                        "[num_sequences] if asked for, else empty; 0: it has none. Always a copy.");
+  c.def(
+      "table_of",
+      [](const Plan& plan, Int group, Int i) {
+        const auto at = static_cast<std::size_t>(group.value);
+        if (group.value < 0 || at >= plan.data->num_groups()) {
+          raise_invalid("table_of: group " + std::to_string(group.value) + ", allowed: 0 to " +
+                        std::to_string(plan.data->num_groups() - 1));
+        }
+        return plan.data->array(at, kBlockTable)[nb::int_(i.value)];
+      },
+      "group"_a, "i"_a,
+      nb::sig("def table_of(self, group: int, i: int) -> kvfolio._types.Int32Array"),
+      "The block table of the i-th sequence in a group.");
   c.def_prop_ro(
       "groups",
       [](Plan& plan) {

@@ -26,6 +26,8 @@ enum StepField : std::size_t {
   kKvLens,
   kTrimSinks,
   kTrimFirstKept,
+  kRewinds,
+  kCallerIds,
   kNumStepFields
 };
 enum GroupField : std::size_t {
@@ -34,6 +36,7 @@ enum GroupField : std::size_t {
   kKvIndptr,
   kKvIndices,
   kKvLastPageLen,
+  kKvFirstLive,
   kCopySrc,
   kCopyDst,
   kSharedPrefixes,

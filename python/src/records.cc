@@ -69,6 +69,12 @@ void add_info(nb::module_& m) {
       .field("priority", &SequenceInfo::priority)
       .field("last_use", &SequenceInfo::last_use)
       .field("use_count", &SequenceInfo::use_count)
+      .field(
+          "rewinds", &SequenceInfo::rewinds,
+          "How often tokens of committed steps were cut: a row of an earlier plan is void if its "
+          "sequence is gone or Plan.rewinds says another number.")
+      .field("rewind_from", &SequenceInfo::rewind_from,
+             "truncate() to this length or more is never refused.")
       .done();
 }
 
@@ -103,6 +109,8 @@ void add_counters(nb::module_& m) {
       .field("blocks_published", &Counters::blocks_published)
       .field("publications_skipped", &Counters::publications_skipped)
       .field("blocks_used_peak", &Counters::blocks_used_peak)
+      .field("announcements_skipped", &Counters::announcements_skipped,
+             "open() calls that were to announce and had no room to.")
       .done();
 }
 

@@ -26,6 +26,16 @@ std::int32_t probe(const Manager& manager, nb::handle tokens, nb::handle root, n
       manager.call([&](KVCacheManager& m) { return m.probe(numbers.span(), held.options); }));
 }
 
+nb::object soon(const Manager& manager, nb::handle tokens, nb::handle root, nb::handle media,
+                bool prefix_cache, bool look_up, Int max_tokens) {
+  const Input<std::int32_t> numbers(tokens, "tokens");
+  const HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
+  const Soon soon =
+      take(manager.call([&](KVCacheManager& m) { return m.soon(numbers.span(), held.options); }));
+  if (soon.tokens == 0) return nb::none();
+  return make_record("Soon", nb::make_tuple(soon.tokens, soon.by.value()));
+}
+
 nb::object pin(const Manager& manager, nb::handle tokens, nb::handle root, nb::handle media,
                bool prefix_cache, bool look_up, Int max_tokens) {
   const Input<std::int32_t> numbers(tokens, "tokens");
@@ -35,17 +45,23 @@ nb::object pin(const Manager& manager, nb::handle tokens, nb::handle root, nb::h
   return make_record("Pinned", nb::make_tuple(pinned.pin.value(), pinned.pinned_tokens));
 }
 
-nb::object admit_prompt(const Manager& manager, nb::handle tokens, Int num_more, nb::handle root,
-                        nb::handle media, bool prefix_cache, bool look_up, Int max_tokens) {
-  const Input<std::int32_t> numbers(tokens, "tokens");
-  const HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
-  const Admission admission = take(manager.call(
-      [&](KVCacheManager& m) { return m.admit(numbers.span(), held.options, num_more.value); }));
+nb::object admission_record(const Manager& manager, const Admission& admission) {
   nb::list blocks;
   for (std::size_t i = 0; i < manager.state()->manager.spec().groups.size(); ++i) {
     blocks.append(admission.blocks[i]);
   }
   return make_record("Admission", nb::make_tuple(admission.cached_tokens, nb::tuple(blocks)));
+}
+
+nb::object admit_prompt(const Manager& manager, nb::handle tokens, Int num_more, Int most_per_step,
+                        nb::handle root, nb::handle media, bool prefix_cache, bool look_up,
+                        Int max_tokens) {
+  const Input<std::int32_t> numbers(tokens, "tokens");
+  const HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
+  const ReserveOptions chunks{.most_per_step = most_per_step.value};
+  return admission_record(manager, take(manager.call([&](KVCacheManager& m) {
+                            return m.admit(numbers.span(), held.options, num_more.value, chunks);
+                          })));
 }
 
 void admit_each(const Manager& manager, nb::handle sequences, nb::handle num_tokens) {
@@ -117,11 +133,26 @@ void add_admission(nb::class_<Manager>& c) {
                    "num_tokens: kvfolio._types.Int32Input) -> None"),
            "The same for appends that are to succeed together in one step.")
       .def("admit_prompt", &admit_prompt, "tokens"_a, "num_more"_a = Int{0},
-           KVFOLIO_LOOKUP_ARGUMENTS,
+           "most_per_step"_a = Int{0}, KVFOLIO_LOOKUP_ARGUMENTS,
            nb::sig("def admit_prompt(self, tokens: kvfolio._types.Int32Input, num_more: int = "
-                   "0, " KVFOLIO_LOOKUP_SIGNATURE ") -> kvfolio._types.Admission"),
+                   "0, most_per_step: int = 0, " KVFOLIO_LOOKUP_SIGNATURE
+                   ") -> kvfolio._types.Admission"),
            "Would open() and an append of what it does not find and of num_more tokens succeed "
-           "now? Changes nothing.")
+           "now? With most_per_step, in chunks of at most so many: what open() and then reserve() "
+           "would say. Changes nothing.")
+      .def(
+          "admit_in_chunks",
+          [](const Manager& manager, Id sequence, Int num_tokens, Int most_per_step) {
+            const ReserveOptions chunks{.most_per_step = most_per_step.value};
+            return admission_record(manager, take(manager.call([&](KVCacheManager& m) {
+                                      return m.admit(SequenceId(sequence), num_tokens.value,
+                                                     chunks);
+                                    })));
+          },
+          "sequence"_a, "num_tokens"_a, "most_per_step"_a,
+          nb::sig("def admit_in_chunks(self, sequence: int, num_tokens: int, most_per_step: int) "
+                  "-> kvfolio._types.Admission"),
+          "The same for a sequence that is open. Keeps no table entries.")
       .def(
           "reserve",
           [](const Manager& manager, Id sequence, Int num_tokens, Int most_per_step) {
@@ -179,6 +210,11 @@ void add_room(nb::class_<Manager>& c) {
         nb::sig("def probe(self, tokens: kvfolio._types.Int32Input, " KVFOLIO_LOOKUP_SIGNATURE
                 ") -> int"),
         "How many tokens open() would find. Changes nothing.")
+      .def("soon", &soon, "tokens"_a, KVFOLIO_LOOKUP_ARGUMENTS,
+           nb::sig("def soon(self, tokens: kvfolio._types.Int32Input, " KVFOLIO_LOOKUP_SIGNATURE
+                   ") -> kvfolio._types.Soon | None"),
+           "How far a hit will reach once a sequence that announces the same tokens has appended "
+           "and published them. None: nothing is to come. Changes nothing.")
       .def("pin", &pin, "tokens"_a, KVFOLIO_LOOKUP_ARGUMENTS,
            nb::sig("def pin(self, tokens: kvfolio._types.Int32Input, " KVFOLIO_LOOKUP_SIGNATURE
                    ") -> kvfolio._types.Pinned"),

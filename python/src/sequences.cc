@@ -33,21 +33,22 @@ HeldOptions::HeldOptions(nb::handle root, nb::handle media, bool prefix_cache, b
 }
 
 void HeldOptions::set_sequence(const char* publish, nb::handle caller_id, Int priority,
-                               bool late_names) {
+                               bool late_names, bool announce) {
   options.publish = parse_word("publish", publish, kPublish);
   options.caller_id = caller_id_of(caller_id);
   options.priority = i32(priority, "priority");
   options.late_names = late_names;
+  options.announce = announce;
 }
 
 namespace {
 
 nb::object open(const Manager& manager, nb::handle tokens, nb::handle root, nb::handle media,
                 bool prefix_cache, bool look_up, const char* publish, nb::handle caller_id,
-                Int max_tokens, Int priority, bool late_names) {
+                Int max_tokens, Int priority, bool late_names, bool announce) {
   const Input<std::int32_t> numbers(tokens, "tokens");
   HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
-  held.set_sequence(publish, caller_id, priority, late_names);
+  held.set_sequence(publish, caller_id, priority, late_names, announce);
   const Opened opened =
       take(manager.call([&](KVCacheManager& m) { return m.open(numbers.span(), held.options); }));
   return make_record("Opened", nb::make_tuple(opened.sequence.value(), opened.cached_tokens));
@@ -88,12 +89,13 @@ void adopt(const Manager& manager, Id sequence, nb::handle tables, Int num_token
   "max_tokens: int = 0, priority: int = 0, late_names: bool = False"
 
 void add_births(nb::class_<Manager>& c) {
-  c.def("open", &open, "tokens"_a, KVFOLIO_OPEN_ARGUMENTS,
+  c.def("open", &open, "tokens"_a, KVFOLIO_OPEN_ARGUMENTS, "announce"_a = false,
         nb::sig("def open(self, tokens: kvfolio._types.Int32Input, " KVFOLIO_OPEN_SIGNATURE
-                ") -> kvfolio._types.Opened"),
+                ", announce: bool = False) -> kvfolio._types.Opened"),
         "Opens a sequence and holds what the cache has of its tokens. Append the others, and only "
         "these. late_names: set_tokens() may come as long as the sequence is open. max_tokens: "
-        "appends beyond it are refused. prefix_cache=False: it neither finds nor publishes.")
+        "appends beyond it are refused. prefix_cache=False: it neither finds nor publishes. "
+        "announce: soon() tells others that these tokens are going to be appended.")
       .def("open_unnamed", &open_unnamed, "num_tokens"_a, KVFOLIO_OPEN_ARGUMENTS,
            nb::sig("def open_unnamed(self, num_tokens: int, " KVFOLIO_OPEN_SIGNATURE ") -> int"),
            "open() and append_unnamed() in the open step, both or neither.")
@@ -159,6 +161,20 @@ void add_cuts(nb::class_<Manager>& c) {
           },
           "sequence"_a, nb::sig("def close(self, sequence: int) -> None"),
           "Ends a sequence; what it published stays findable.")
+      .def(
+          "cancel",
+          [](const Manager& manager, Id sequence) {
+            check(manager.call([&](KVCacheManager& m) { return m.cancel(sequence); }));
+          },
+          "sequence"_a, nb::sig("def cancel(self, sequence: int) -> None"),
+          "close() of a request that was given up, also out of the open step.")
+      .def(
+          "touch",
+          [](const Manager& manager, Id sequence) {
+            check(manager.call([&](KVCacheManager& m) { return m.touch(sequence); }));
+          },
+          "sequence"_a, nb::sig("def touch(self, sequence: int) -> None"),
+          "Counts as a use, for the policies by use.")
       .def(
           "preempt",
           [](const Manager& manager, Id sequence) {

@@ -89,6 +89,7 @@ GroupSpec group_of(const Fields& fields) {
   group.num_sinks = fields.number("num_sinks");
   group.kind = group.window == 0 ? AttentionKind::kFull : AttentionKind::kSlidingWindow;
   group.num_blocks = fields.number("num_blocks");
+  group.rewind = fields.number("rewind");
   return group;
 }
 
@@ -132,6 +133,7 @@ nb::list groups_of(const CacheSpec& spec) {
     fields["window"] = group.window;
     fields["num_sinks"] = group.num_sinks;
     fields["num_blocks"] = group.num_blocks;
+    fields["rewind"] = group.rewind;
     groups.append(make(**fields));
   }
   return groups;

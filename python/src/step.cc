@@ -111,7 +111,7 @@ nb::list fail(ManagerState& state, Ticket ticket) {
 namespace {
 
 Plan plan(const Step& step, Int pad, bool block_tables, bool changed_entries, bool flashinfer,
-          bool shared_prefixes, bool positions, bool copy) {
+          bool shared_prefixes, bool positions, bool caller_ids, bool copy) {
   PlanOptions options;
   options.pad = i32(pad, "pad");
   options.block_tables = block_tables;
@@ -119,6 +119,7 @@ Plan plan(const Step& step, Int pad, bool block_tables, bool changed_entries, bo
   options.flashinfer = flashinfer;
   options.shared_prefixes = shared_prefixes;
   options.positions = positions;
+  options.caller_ids = caller_ids;
   const Ticket ticket = step.ticket();
   ManagerState& state = step.state();
   const StepPlan* made = take(step.call("plan", [&](KVCacheManager& m) -> Result<const StepPlan*> {
@@ -185,6 +186,19 @@ void add_appends(nb::class_<Step>& c) {
        "guesses, see Manager.accept(). A sequence appends once per step. OutOfBlocks: nothing "
        "has changed. InvalidArgument: the whole prompt behind what open() found of it; append "
        "only the tokens behind cached_tokens.")
+      .def(
+          "append_prompt",
+          [](const Step& step, Id sequence, nb::handle prompt, Int at_most) {
+            const Input<std::int32_t> numbers(prompt, "prompt");
+            return take(step.call("append_prompt", [&](KVCacheManager& m) {
+              return m.append_prompt(sequence, numbers.span(), at_most.value);
+            }));
+          },
+          "sequence"_a, "prompt"_a, "at_most"_a,
+          nb::sig("def append_prompt(self, sequence: int, prompt: kvfolio._types.Int32Input, "
+                  "at_most: int) -> int"),
+          "Appends the next tokens of the prompt that the sequence lacks, at most at_most; returns "
+          "how many, 0: it has them all.")
       .def(
           "append_unnamed",
           [](const Step& step, Id sequence, Int num_tokens, Int draft) {
@@ -274,7 +288,7 @@ void add_step(nb::module_& m) {
   add_appends(c);
   c.def("plan", &plan, nb::kw_only(), "pad"_a = Int{-1}, "block_tables"_a = true,
         "changed_entries"_a = false, "flashinfer"_a = false, "shared_prefixes"_a = false,
-        "positions"_a = false, "copy"_a = true,
+        "positions"_a = false, "caller_ids"_a = false, "copy"_a = true,
         "The arrays of the open step. copy=False: they lie in the buffers of the step and every "
         "access raises once the step has ended or was planned again.")
       .def(

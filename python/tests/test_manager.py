@@ -20,6 +20,19 @@ def test_a_hit_is_found_to_the_token(manager):
     assert manager.counters.tokens_reused == 9
 
 
+def test_a_twin_hears_how_far_the_first_one_will_reach(manager):
+    first, cached = manager.open(range(10), announce=True)
+    assert cached == 0
+    assert manager.soon(range(10)) == kv.Soon(8, first)
+    assert manager.soon([*range(6), 77]) == kv.Soon(6, first)
+    assert manager.soon(range(10), look_up=False) is None
+    run_step(manager, (first, range(10)))
+    assert manager.soon(range(10)) is None
+    assert manager.probe(range(10)) == 8
+    with pytest.raises(kv.InvalidArgument, match="max_announced_tokens is -1"):
+        kv.Manager([kv.GroupSpec(head_dim=8, num_blocks=16)], max_announced_tokens=-1)
+
+
 def test_a_tenants_prompt_is_not_found_by_another(manager):
     a = kv.RootKey(tenant_salt=b"a")
     sequence, _ = manager.open(range(8), root=a)
@@ -448,3 +461,48 @@ def test_random_calls_leave_every_invariant():
         m.close(sequence)
     m.check_invariants()
     assert m.usage().held == 0 and m.usage(1).held == 0
+
+
+def test_a_prompt_comes_in_chunks():
+    full = kv.GroupSpec(head_dim=8, num_blocks=80)
+    window = kv.GroupSpec(head_dim=8, num_blocks=13, window=32, rewind=16)
+    manager = kv.Manager([full, window])
+    prompt = np.arange(1000, dtype=np.int32)
+    with pytest.raises(kv.OutOfBlocks) as short:
+        manager.admit_prompt(prompt)
+    assert not short.value.never  # a longer hit would do
+    with pytest.raises(kv.OutOfBlocks, match="never: the group has 13 blocks") as short:
+        manager.admit_prompt(prompt, look_up=False)
+    assert short.value.never and (short.value.num_blocks, short.value.kept) == (13, 0)
+    assert manager.admit_prompt(prompt, most_per_step=64).blocks == (63, 8)
+    sequence = manager.open(prompt, caller_id=71).sequence
+    assert manager.admit_in_chunks(sequence, 1000, 64).blocks == (63, 8)
+    manager.reserve(sequence, 1000, most_per_step=64)
+    counts = []
+    while not counts or counts[-1] > 0:
+        with manager.step() as step:
+            counts.append(step.append_prompt(sequence, prompt, 64))
+            plan = step.plan(caller_ids=True, flashinfer=True)
+            if counts[-1] > 0:
+                assert plan.caller_ids.tolist() == [71] and plan.rewinds.tolist() == [0]
+                assert len(plan.table_of(0, 0)) == -(-plan.kv_lens[0] // 16)
+                assert plan.groups[0].kv_first_live.tolist() == [0]
+    assert counts == [64] * 15 + [40, 0]
+    info = manager.info(sequence)
+    assert (info.rewinds, info.rewind_from) == (0, 984)
+    manager.truncate(sequence, 984)
+    assert manager.info(sequence).rewinds == 1
+    manager.touch(sequence)
+    manager.cancel(sequence)
+    with pytest.raises(kv.NotFound):
+        manager.cancel(sequence)
+
+
+def test_append_prompt_refuses_another_prompt(manager):
+    sequence, _ = manager.open([])
+    with manager.step() as step:
+        step.append(sequence, range(6))
+    with manager.step() as step:
+        with pytest.raises(kv.InvalidArgument, match="at position 5 the prompt has token 99"):
+            step.append_prompt(sequence, [0, 1, 2, 3, 4, 99, 6], 8)
+        assert step.append_prompt(sequence, range(9), 8) == 3

@@ -46,6 +46,13 @@ enum class Mutant : std::uint8_t {
   kCloseDropsLoad,
   kHoldDoesNotKeep,
   kLoadsWindowsShort,
+  kTakeBackKeepsWindow,
+  kRewindsNotCounted,
+  kRewindNotReserved,
+  kSoonKeptAfterClose,
+  kAnnouncedBeyondFullBlocks,
+  kAnnouncedWhenPublished,
+  kAnnouncesWhatIsNotAppended,
   // of libkvfolio_tiers
   kKeyWithoutDtype,
   kKeyWithoutAdapter,

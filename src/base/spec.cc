@@ -92,11 +92,13 @@ Status check_group(std::size_t index, const GroupSpec& group) {
       if (group.num_sinks != 0) {
         return bad_field(index, "num_sinks", group.num_sinks, "0 in a full group");
       }
+      if (group.rewind != 0) return bad_field(index, "rewind", group.rewind, "0 in a full group");
       break;
     case AttentionKind::kSlidingWindow:
       KVFOLIO_RETURN_IF_ERROR(check_range(index, "window", group.window, 1, kMaxSequenceTokens));
       KVFOLIO_RETURN_IF_ERROR(
           check_range(index, "num_sinks", group.num_sinks, 0, kMaxSequenceTokens));
+      KVFOLIO_RETURN_IF_ERROR(check_range(index, "rewind", group.rewind, 0, kMaxSequenceTokens));
       break;
     default:
       return bad_field(index, "kind", static_cast<std::int64_t>(group.kind),
@@ -261,6 +263,34 @@ KVView make_view(const GroupSpec& spec, const GroupLayout& layout, std::byte* ba
   view.v_scale = base + layout.v_scale_offset;
   view.v_scale_strides = scales;
   return view;
+}
+
+std::string to_string(const GroupSpec& group) {
+  const auto& [num_layers, num_kv_heads, head_dim_k, head_dim_v, v_is_prefix_of_k, block_size,
+               dtype, format, kind, window, num_sinks, num_blocks, rewind] = group;
+  return text::Fields()
+      .add("num_layers", num_layers)
+      .add("num_kv_heads", num_kv_heads)
+      .add("head_dim_k", head_dim_k)
+      .add("head_dim_v", head_dim_v)
+      .add("v_is_prefix_of_k", v_is_prefix_of_k)
+      .add("block_size", block_size)
+      .add("dtype", std::string_view(to_string(dtype)))
+      .add("format", std::string_view(to_string(format)))
+      .add("kind", std::string_view(to_string(kind)))
+      .add("window", window)
+      .add("num_sinks", num_sinks)
+      .add("num_blocks", num_blocks)
+      .add("rewind", rewind)
+      .take();
+}
+
+std::string to_string(const CacheSpec& spec) {
+  std::string out;
+  for (std::size_t g = 0; g < spec.groups.size(); ++g) {
+    out += concat(g == 0 ? "group " : "; group ", g, ": ", to_string(spec.groups[g]));
+  }
+  return out;
 }
 
 }  // namespace kvfolio

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <limits>
 
 #include "base/text.h"
 
@@ -36,6 +37,14 @@ std::string others(const Shortage& shortage) {
   return last.empty() ? text : concat(text, " and ", last);
 }
 
+std::string never(const Shortage& shortage) {
+  if (!shortage.never()) return {};
+  const std::string has = concat("; never: the group has ", shortage.num_blocks,
+                                 shortage.num_blocks == 1 ? " block" : " blocks");
+  if (shortage.kept == 0) return has;
+  return concat(has, " and ", shortage.kept, shortage.kept == 1 ? " is kept" : " are kept");
+}
+
 }  // namespace
 
 std::string to_string(const Shortage& shortage) {
@@ -45,7 +54,7 @@ std::string to_string(const Shortage& shortage) {
       " evictable (", shortage.pinned, " pinned by ", shortage.sequences,
       shortage.sequences == 1 ? " sequence" : " sequences", others(shortage),
       shortage.reserved > 0 ? concat(", ", shortage.reserved, " of them reserved") : std::string(),
-      ", ", shortage.retiring, " retiring)");
+      ", ", shortage.retiring, " retiring)", never(shortage));
 }
 
 const char* to_string(ErrorCode code) noexcept {
@@ -82,6 +91,26 @@ std::string Status::message() const {
   if (message_) return *message_;
   if (code_ == ErrorCode::kNoBlocks) return to_string(shortage_);
   return std::string(to_string(code_));
+}
+
+std::vector<std::int64_t> Status::numbers() const {
+  const std::string text = ok() ? std::string() : message();
+  const auto is_digit = [&](std::size_t i) {
+    return i < text.size() && text[i] >= '0' && text[i] <= '9';
+  };
+  std::vector<std::int64_t> numbers;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (!is_digit(i)) continue;
+    const bool negative = i > 0 && text[i - 1] == '-' && (i < 2 || text[i - 2] == ' ');
+    std::int64_t value = 0;
+    for (; is_digit(i); ++i) {
+      const std::int64_t digit = text[i] - '0';
+      const bool fits = value <= (std::numeric_limits<std::int64_t>::max() - digit) / 10;
+      value = fits ? value * 10 + digit : std::numeric_limits<std::int64_t>::max();
+    }
+    numbers.push_back(negative ? -value : value);
+  }
+  return numbers;
 }
 
 std::string to_string(const Status& status) {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,7 +27,8 @@ constexpr Shortage kShortage{.group = 0,
                              .evictable = 0,
                              .pinned = 25,
                              .retiring = 0,
-                             .sequences = 3};
+                             .sequences = 3,
+                             .num_blocks = 37};
 
 TEST(Shortage, ItsTextSaysAllNumbers) {
   EXPECT_EQ(to_string(kShortage),
@@ -36,7 +39,8 @@ TEST(Shortage, ItsTextSaysAllNumbers) {
                  .evictable = 2,
                  .pinned = 4,
                  .retiring = 5,
-                 .sequences = 1};
+                 .sequences = 1,
+                 .num_blocks = 12};
   EXPECT_EQ(to_string(other),
             "group 2: need 9 blocks, 1 free, 2 evictable (4 pinned by 1 sequence, 5 retiring)");
   other.needed = 1;
@@ -47,6 +51,23 @@ TEST(Shortage, ItsTextSaysAllNumbers) {
   EXPECT_THAT(to_string(other), HasSubstr("(4 pinned by 0 sequences and 1 pin, 5 retiring)"));
   other.pins = 2;
   EXPECT_THAT(to_string(other), HasSubstr("(4 pinned by 0 sequences and 2 pins, 5 retiring)"));
+}
+
+TEST(Shortage, NeverIsWhatIsNeededAndKeptAndNotSparedBeyondTheGroup) {
+  Shortage lack{.needed = 5, .num_blocks = 8, .kept = 3};
+  EXPECT_FALSE(lack.never());
+  lack.kept = 4;
+  EXPECT_TRUE(lack.never());
+  EXPECT_THAT(to_string(lack), HasSubstr("; never: the group has 8 blocks and 4 are kept"));
+  lack.spared = 1;
+  EXPECT_FALSE(lack.never());
+  EXPECT_THAT(to_string(lack), testing::Not(HasSubstr("never")));
+  lack = {.needed = 2, .num_blocks = 1};
+  EXPECT_THAT(to_string(lack), HasSubstr("; never: the group has 1 block"));
+  lack = {.needed = std::numeric_limits<std::int32_t>::max(),
+          .num_blocks = 1,
+          .kept = std::numeric_limits<std::int32_t>::max()};
+  EXPECT_TRUE(lack.never());
 }
 
 TEST(Status, IsOkWhenMadeWithNothing) {

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace kvfolio::text {
 
@@ -27,5 +28,35 @@ template <typename... Pieces>
   (append(out, pieces), ...);
   return out;
 }
+
+// "length 12, accepted 10": the fields of a record by name, for people.
+class Fields {
+ public:
+  template <std::integral T>
+  Fields& add(std::string_view name, T value) {
+    begin(name);
+    if constexpr (std::same_as<T, bool>) {
+      text_ += value ? "true" : "false";
+    } else {
+      append(text_, value);
+    }
+    return *this;
+  }
+  Fields& add(std::string_view name, std::string_view value) {
+    begin(name);
+    text_ += value;
+    return *this;
+  }
+  [[nodiscard]] std::string take() { return std::move(text_); }
+
+ private:
+  void begin(std::string_view name) {
+    if (!text_.empty()) text_ += ", ";
+    text_ += name;
+    text_ += ' ';
+  }
+
+  std::string text_;
+};
 
 }  // namespace kvfolio::text

@@ -162,6 +162,9 @@ inline kvfolio_shortage shortage_of(const Status& status) noexcept {
   out.reserved = s->reserved;
   out.loads = s->loads;
   out.holds = s->holds;
+  out.num_blocks = s->num_blocks;
+  out.kept = s->kept;
+  out.never = s->never() ? 1 : 0;
   return out;
 }
 

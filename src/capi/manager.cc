@@ -41,6 +41,7 @@ Status read_options(std::string_view call, const kvfolio_manager_options* theirs
   out.max_transfers = or_default(options.max_transfers, defaults.max_transfers);
   out.list_findable = options.list_findable != 0;
   out.copies_by_host = options.copies_by_host != 0;
+  out.max_announced_tokens = options.max_announced_tokens;
   return {};
 }
 
@@ -67,6 +68,7 @@ kvfolio_manager_options options_of(const ManagerOptions& options) noexcept {
   out.max_transfers = zero_is(options.max_transfers);
   out.list_findable = options.list_findable ? 1 : 0;
   out.copies_by_host = options.copies_by_host ? 1 : 0;
+  out.max_announced_tokens = options.max_announced_tokens;
   return out;
 }
 
@@ -219,6 +221,22 @@ int32_t kvfolio_probe(const kvfolio_manager* manager, const kvfolio_root* root,
   return KVFOLIO_OK;
 }
 
+int32_t kvfolio_soon(const kvfolio_manager* manager, const kvfolio_root* root,
+                     const int32_t* tokens, int64_t num_tokens, const kvfolio_media_span* media,
+                     int64_t num_media, const kvfolio_open_options* options, int32_t* soon_tokens,
+                     kvfolio_sequence* by, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  KVFOLIO_C_NEEDS(soon_tokens);
+  Prompt prompt;
+  KVFOLIO_C_RETURN_IF_ERROR(
+      read_prompt(__func__, root, tokens, num_tokens, media, num_media, options, prompt));
+  const Result<Soon> soon = manager->manager.soon(prompt.tokens, prompt.options);
+  if (!soon) return answer(error, soon.error());
+  *soon_tokens = soon->tokens;
+  if (by != nullptr) *by = soon->by.value();
+  return KVFOLIO_OK;
+}
+
 int32_t kvfolio_open_unnamed(kvfolio_manager* manager, const kvfolio_root* root, int64_t num_tokens,
                              const kvfolio_media_span* media, int64_t num_media,
                              const kvfolio_open_options* options, kvfolio_sequence* out,
@@ -301,6 +319,16 @@ int32_t kvfolio_close(kvfolio_manager* manager, kvfolio_sequence sequence, kvfol
 int32_t kvfolio_preempt(kvfolio_manager* manager, kvfolio_sequence sequence, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(manager);
   return answer(error, manager->manager.preempt(SequenceId(sequence)));
+}
+
+int32_t kvfolio_touch(kvfolio_manager* manager, kvfolio_sequence sequence, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  return answer(error, manager->manager.touch(SequenceId(sequence)));
+}
+
+int32_t kvfolio_cancel(kvfolio_manager* manager, kvfolio_sequence sequence, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  return answer(error, manager->manager.cancel(SequenceId(sequence)));
 }
 
 int32_t kvfolio_set_priority(kvfolio_manager* manager, kvfolio_sequence sequence, int32_t priority,

@@ -50,7 +50,9 @@ int32_t kvfolio_info(const kvfolio_manager* manager, kvfolio_sequence sequence,
                      .use_count = info->use_count,
                      .priority = info->priority,
                      .reserved = 0,
-                     .load = info->load.value()});
+                     .load = info->load.value(),
+                     .rewinds = info->rewinds,
+                     .rewind_from = info->rewind_from});
   return KVFOLIO_OK;
 }
 
@@ -200,7 +202,8 @@ int32_t kvfolio_get_counters(const kvfolio_manager* manager, kvfolio_counters* o
                      .blocks_published = counters.blocks_published,
                      .publications_skipped = counters.publications_skipped,
                      .blocks_used_peak = counters.blocks_used_peak,
-                     .tokens_loaded = counters.tokens_loaded});
+                     .tokens_loaded = counters.tokens_loaded,
+                     .announcements_skipped = counters.announcements_skipped});
   return KVFOLIO_OK;
 }
 

@@ -39,6 +39,7 @@ inline Status read_group(std::string_view call, const kvfolio_group_spec* theirs
   out.window = group.window;
   out.num_sinks = group.num_sinks;
   out.num_blocks = group.num_blocks;
+  out.rewind = group.rewind;
   return {};
 }
 
@@ -96,6 +97,7 @@ inline Status read_prompt(std::string_view call, const kvfolio_root* root,
   to.max_tokens = ours.max_tokens;
   to.priority = ours.priority;
   to.late_names = ours.late_names != 0;
+  to.announce = ours.announce != 0;
   return {};
 }
 

@@ -2,6 +2,8 @@
 //
 // Room: what fits, what is kept, what is forgotten and who has to go.
 
+#include <algorithm>
+
 #include "capi/capi.h"
 
 namespace kvfolio::capi {
@@ -13,6 +15,21 @@ Status read_policy(std::string_view call, std::int32_t policy, std::optional<Vic
   KVFOLIO_RETURN_IF_ERROR(read_enum(call, "policy", policy, KVFOLIO_LOWEST_PRIORITY, named));
   out = named;
   return {};
+}
+
+// Room for a number of each group, or of the first ones.
+Status check_blocks(std::string_view call, const kvfolio_manager& manager,
+                    const std::int32_t* blocks, std::int32_t num_groups) {
+  KVFOLIO_RETURN_IF_ERROR(check_array(call, "blocks", blocks, num_groups));
+  const auto most = static_cast<std::int32_t>(manager.manager.spec().groups.size());
+  if (num_groups <= most) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat(call, ": num_groups is ", num_groups, ", allowed: 0 to ", most)};
+}
+
+void give_blocks(const Admission& admission, std::int32_t* blocks,
+                 std::int32_t num_groups) noexcept {
+  std::copy_n(admission.blocks.begin(), num_groups, blocks);
 }
 
 std::int32_t give_forgotten(const Forgotten& forgotten, std::int64_t* blocks,
@@ -52,26 +69,30 @@ int32_t kvfolio_admit_prompt(const kvfolio_manager* manager, const kvfolio_root*
                              const int32_t* tokens, int64_t num_tokens,
                              const kvfolio_media_span* media, int64_t num_media,
                              const kvfolio_open_options* options, int64_t num_more,
-                             int32_t* cached_tokens, int32_t* blocks, int32_t num_groups,
-                             kvfolio_error* error) {
+                             int64_t most_per_step, int32_t* cached_tokens, int32_t* blocks,
+                             int32_t num_groups, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(manager);
-  const auto most = static_cast<std::int32_t>(manager->manager.spec().groups.size());
-  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "blocks", blocks, num_groups));
-  if (num_groups > most) {
-    return answer(error,
-                  {ErrorCode::kInvalidArgument,
-                   concat(__func__, ": num_groups is ", num_groups, ", allowed: 0 to ", most)});
-  }
+  KVFOLIO_C_RETURN_IF_ERROR(check_blocks(__func__, *manager, blocks, num_groups));
   Prompt prompt;
   KVFOLIO_C_RETURN_IF_ERROR(
       read_prompt(__func__, root, tokens, num_tokens, media, num_media, options, prompt));
-  const Result<Admission> admission =
-      manager->manager.admit(prompt.tokens, prompt.options, num_more);
+  const Result<Admission> admission = manager->manager.admit(
+      prompt.tokens, prompt.options, num_more, {.most_per_step = most_per_step});
   if (!admission) return answer(error, admission.error());
   if (cached_tokens != nullptr) *cached_tokens = admission->cached_tokens;
-  for (std::int32_t g = 0; g < num_groups; ++g) {
-    blocks[g] = admission->blocks[static_cast<std::size_t>(g)];
-  }
+  give_blocks(*admission, blocks, num_groups);
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_admit_sequence(const kvfolio_manager* manager, kvfolio_sequence sequence,
+                               int64_t num_tokens, int64_t most_per_step, int32_t* blocks,
+                               int32_t num_groups, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  KVFOLIO_C_RETURN_IF_ERROR(check_blocks(__func__, *manager, blocks, num_groups));
+  const Result<Admission> admission =
+      manager->manager.admit(SequenceId(sequence), num_tokens, {.most_per_step = most_per_step});
+  if (!admission) return answer(error, admission.error());
+  give_blocks(*admission, blocks, num_groups);
   return KVFOLIO_OK;
 }
 

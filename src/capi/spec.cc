@@ -51,7 +51,8 @@ kvfolio_group_spec group_of(const GroupSpec& group) noexcept {
           .kind = static_cast<std::int32_t>(group.kind),
           .window = group.window,
           .num_sinks = group.num_sinks,
-          .num_blocks = group.num_blocks};
+          .num_blocks = group.num_blocks,
+          .rewind = group.rewind};
 }
 
 }  // namespace kvfolio::capi

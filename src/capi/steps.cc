@@ -36,7 +36,8 @@ kvfolio_group_plan plan_of(const GroupPlan& group) noexcept {
           .changed_blocks = array_of(group.changed_blocks),
           .shared_prefixes =
               reinterpret_cast<const kvfolio_shared_prefix*>(group.shared_prefixes.data()),
-          .num_shared_prefixes = static_cast<std::int64_t>(group.shared_prefixes.size())};
+          .num_shared_prefixes = static_cast<std::int64_t>(group.shared_prefixes.size()),
+          .kv_first_live = array_of(group.kv_first_live)};
 }
 
 kvfolio_step_plan plan_of(const StepPlan& plan) noexcept {
@@ -50,7 +51,9 @@ kvfolio_step_plan plan_of(const StepPlan& plan) noexcept {
           .kv_lens = array_of(plan.kv_lens),
           .trim_sinks = array_of(plan.trim_sinks),
           .trim_first_kept = array_of(plan.trim_first_kept),
-          .positions = array_of(plan.positions)};
+          .positions = array_of(plan.positions),
+          .rewinds = array_of(plan.rewinds),
+          .caller_ids = plan.caller_ids.data()};
 }
 
 }  // namespace
@@ -92,6 +95,18 @@ int32_t kvfolio_append(kvfolio_manager* manager, kvfolio_sequence sequence, cons
   KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "tokens", tokens, num_tokens));
   return answer(error, manager->manager.append(SequenceId(sequence), span_of(tokens, num_tokens),
                                                {.draft = draft}));
+}
+
+int32_t kvfolio_append_prompt(kvfolio_manager* manager, kvfolio_sequence sequence,
+                              const int32_t* prompt, int64_t num_tokens, int64_t at_most,
+                              int32_t* num_appended, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "prompt", prompt, num_tokens));
+  const Result<std::int32_t> count =
+      manager->manager.append_prompt(SequenceId(sequence), span_of(prompt, num_tokens), at_most);
+  if (!count) return answer(error, count.error());
+  if (num_appended != nullptr) *num_appended = *count;
+  return KVFOLIO_OK;
 }
 
 int32_t kvfolio_append_unnamed(kvfolio_manager* manager, kvfolio_sequence sequence,
@@ -173,7 +188,8 @@ int32_t kvfolio_plan(kvfolio_manager* manager, const kvfolio_plan_options* optio
                              .changed_entries = ours.changed_entries != 0,
                              .flashinfer = ours.flashinfer != 0,
                              .shared_prefixes = ours.shared_prefixes != 0,
-                             .positions = ours.positions != 0});
+                             .positions = ours.positions != 0,
+                             .caller_ids = ours.caller_ids != 0});
   if (!plan) return answer(error, plan.error());
   write_struct(out, plan_of(**plan));
   for (std::int32_t g = 0; g < num_groups; ++g) {

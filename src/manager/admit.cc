@@ -81,6 +81,31 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
   return needed;
 }
 
+// Blocks that several of the sequences hold count once for the one that holds most of them: never
+// more than there are.
+Shortage KVCacheManager::Impl::shortage_of(const Room::Plan& plan,
+                                           std::span<const AppendDemand> demands) const noexcept {
+  const std::int32_t g = plan.short_of;
+  std::int32_t alone = 0;
+  std::int32_t shared = 0;
+  std::int32_t copies = 0;
+  for (const AppendDemand& demand : demands) {
+    const std::int32_t row = PackedId::row_of(demand.sequence.value());
+    const Sequence& s = rows_[row];
+    const auto end = static_cast<std::int32_t>(s.length + demand.num_tokens);
+    const std::int32_t begin = s.length + (s.replay && end > s.length ? 1 : 0);
+    copies += append_rules_.demand_in_room(row, g, begin, end).copies;
+    std::int32_t among_others = 0;
+    for (const std::int32_t b : table(row, g).blocks(arena())) {
+      if (b < 0) continue;
+      (blocks_.pool(g).refs(BlockId(b)) == 1 ? alone : among_others) += 1;
+    }
+    alone += promises_.num_ready(row, g);
+    shared = std::max(shared, among_others);
+  }
+  return shortage(plan, alone + shared, copies);
+}
+
 Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
   KVFOLIO_RECORDED(kAdmit, admit(demands), demands);
   Impl& m = *impl_;
@@ -97,7 +122,7 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
     if (mutant(Mutant::kAdmissionIgnoresRetiring)) needed -= m.blocks_.pool(g).num_retiring();
   }
   const Room::Plan plan = m.blocks_.plan(needs);
-  Status answer = plan.fits() ? Status() : m.shortage(plan);
+  Status answer = plan.fits() ? Status() : m.shortage_of(plan, demands);
   std::size_t kept = 0;  // demands with room for their table entries
   for (; answer.ok() && kept < demands.size(); ++kept) {
     const std::int32_t row = PackedId::row_of(demands[kept].sequence.value());
@@ -137,6 +162,7 @@ Status KVCacheManager::admit(SequenceId sequence, std::int64_t num_tokens) {
 struct KVCacheManager::Impl::Prospect {
   PrefixMatch match;  // nothing if the hit lacks table entries
   bool publishes = false;
+  Soon soon;
   // Words of the arena, and the capacity of each span that open() would have taken.
   SpanTrial words;
   std::int64_t pending = 0;
@@ -190,8 +216,42 @@ Revived KVCacheManager::Impl::revived_by(const PrefixMatch& match, std::int32_t 
   return revived;
 }
 
-Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan,
-                                               const Revived& held) const noexcept {
+// What the sequence would take behind its hit: in one append, or, if the tokens come at most `most`
+// in a step, what reserve() would keep.
+Demand KVCacheManager::Impl::demand_behind(const Prospect& s, std::int32_t g, const Revived& held,
+                                           std::int32_t end, std::int64_t most) const noexcept {
+  const std::int32_t length = s.match.tokens;
+  if (most > 0) {
+    const bool owns_tail =
+        group(g).size.offset_of(length) == 0 || blocks_.would_be_alone(g, held.last);
+    const PromiseState at{end - length, most, length, held.alone, owns_tail};
+    Demand needs;
+    needs.blocks = promises_.needs().ready_for(g, at);
+    needs.copies = owns_tail ? 0 : 1;
+    return needs;
+  }
+  Demand needs = append_rules_.demand_behind_hit(g, held.last, s.match.held_tokens(), end);
+  const bool is_short = !blocks_.has_room(g, needs.blocks + held.cached + held.cost);
+  if (needs.can_reuse && is_short) needs.do_without_a_copy();
+  return needs;
+}
+
+// The fewest blocks that the sequence would hold at once if all but the last token of a prompt of
+// `size` tokens were found: in a window group a longer hit needs fewer.
+std::int32_t KVCacheManager::Impl::least_blocks(std::int32_t g, std::int32_t size, std::int32_t end,
+                                                std::int64_t most) const noexcept {
+  const Group& of = group(g);
+  const std::int32_t found = std::max(0, size - 1);
+  const std::int32_t first = of.block_of(of.rule.first_read(found));
+  const std::int32_t sinks = std::min(first, of.blocks_for(of.rule.num_sinks()));
+  const std::int32_t held = of.blocks_for(found) - first + sinks;
+  if (most == 0) return held + of.blocks_for(end) - of.blocks_for(found);
+  const std::int64_t rest = end - found;
+  return held + promises_.needs().ready_for(g, {rest, std::min(most, rest), found, held, true});
+}
+
+Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan, const Revived& held,
+                                               std::int32_t least) const noexcept {
   Shortage s = shortage(plan);
   const std::int32_t from_free = std::min(s.free, held.cost);
   s.needed -= held.cached + held.cost;
@@ -200,6 +260,9 @@ Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan,
   s.retiring -= held.retiring;
   s.pinned += held.cached + held.retiring + held.cost;
   s.reserved += held.cost;
+  // What the sequence of a load holds already is among the least.
+  s.kept = std::max(held.blocks, least - s.needed);
+  s.spared = std::max(0, s.needed + s.kept - least);
   return s;
 }
 
@@ -220,7 +283,7 @@ Status KVCacheManager::Impl::check_prospect(std::span<const std::int32_t> tokens
 
 Result<KVCacheManager::Impl::Prospect> KVCacheManager::Impl::prospect_of(
     std::span<const std::int32_t> tokens, const OpenOptions& options) const {
-  Prospect s{{}, false, SpanTrial(arena()), 0, {}};
+  Prospect s{{}, false, {}, SpanTrial(arena()), 0, {}};
   const auto media_words = static_cast<std::int64_t>(options.media.size_bytes() / 4);
   std::int64_t media = 0;
   if (!s.words.reserve(media, media_words)) return spans_.full("admit", media_words);
@@ -231,47 +294,113 @@ Result<KVCacheManager::Impl::Prospect> KVCacheManager::Impl::prospect_of(
   const auto size = static_cast<std::int32_t>(tokens.size());
   if (root >= 0 && options.look_up) {
     s.match = tree_->match(root, tokens, options.media, size - 1, size > 0);
+    if (announcements_.any()) s.soon = find_soon({root, tokens, options.media});
   }
   if (!fits_promises(s.match, size) || !would_hold(s)) s.match = {};
   return s;
 }
 
 Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
-                                        const OpenOptions& options, std::int64_t num_more) const {
+                                        const OpenOptions& options, std::int64_t num_more,
+                                        const ReserveOptions& chunks) const {
   KVFOLIO_RETURN_IF_MOVED("admit");
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_prospect(tokens, options, num_more));
+  KVFOLIO_RETURN_IF_ERROR(m.check_chunks("admit", chunks));
   const Result<Impl::Prospect> opened = m.prospect_of(tokens, options);
   if (!opened) return opened.error();
   const PrefixMatch& match = opened->match;
   Admission admission;
   admission.cached_tokens = match.tokens;
-  const std::int64_t count = static_cast<std::int64_t>(tokens.size()) - match.tokens + num_more;
+  admission.soon = opened->soon;
+  const auto size = static_cast<std::int32_t>(tokens.size());
+  const std::int64_t count = size - match.tokens + num_more;
   if (count == 0) return admission;
-  KVFOLIO_RETURN_IF_ERROR(m.check_step("admit"));
+  const std::int64_t most = std::min(chunks.most_per_step, count);
+  if (most == 0) KVFOLIO_RETURN_IF_ERROR(m.check_step("admit"));
   KVFOLIO_RETURN_IF_ERROR(check_growth("admit", count, match.tokens, options.max_tokens));
 
-  const std::int32_t write_begin = match.held_tokens();
   const auto end = static_cast<std::int32_t>(match.tokens + count);
   Room::Needs needs;
   std::array<Revived, kMaxGroups> revived;
+  std::array<std::int32_t, kMaxGroups> copies;
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    Revived& held = revived[static_cast<std::size_t>(g)];
-    held = m.revived_by(match, g);
-    Demand needed = m.append_rules_.demand_behind_hit(g, held.last, write_begin, end);
-    const bool is_short = !m.blocks_.has_room(g, needed.blocks + held.cached + held.cost);
-    if (needed.can_reuse && is_short) needed.do_without_a_copy();
-    admission.blocks[static_cast<std::size_t>(g)] = needed.blocks;
-    needs.blocks[static_cast<std::size_t>(g)] = needed.blocks + held.cached + held.cost;
+    const auto at = static_cast<std::size_t>(g);
+    const Revived held = revived[at] = m.revived_by(match, g);
+    const Demand needed = m.demand_behind(*opened, g, held, end, most);
+    admission.blocks[at] = needed.blocks;
+    copies[at] = needed.copies;
+    needs.blocks[at] = needed.blocks + held.cached + held.cost;
   }
   const Room::Plan plan = m.blocks_.plan(needs);
   if (!plan.fits()) {
-    return m.shortage_behind(plan, revived[static_cast<std::size_t>(plan.short_of)]);
+    const auto at = static_cast<std::size_t>(plan.short_of);
+    const std::int32_t all = revived[at].blocks + admission.blocks[at] - copies[at];
+    const bool may_find_more = m.options_.prefix_cache && options.prefix_cache && options.look_up;
+    const std::int32_t least = may_find_more ? m.least_blocks(plan.short_of, size, end, most) : all;
+    return m.shortage_behind(plan, revived[at], std::min(all, least));
   }
-  if (m.would_fit(*opened, end)) return admission;
+  // reserve() promises no table entries.
+  if (most > 0 || m.would_fit(*opened, end)) return admission;
   const std::int64_t words =
       m.spans_.table_words(end) + (opened->publishes ? end - m.spans_.kept_tokens(match) : 0);
   return m.spans_.full("admit", words);
+}
+
+// ---- a sequence, once ----
+
+// As reserve_spans(), which it does not call.
+bool KVCacheManager::Impl::would_fit(std::int32_t row, std::int32_t end) const noexcept {
+  const Sequence& s = rows_[row];
+  const auto fits = [&](bool with_pending) {
+    SpanTrial words(arena());
+    bool room = true;
+    for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+      std::int64_t capacity = table(row, g).capacity();
+      room = words.reserve(capacity, blocks_for(g, end));
+    }
+    std::int64_t pending = SpanArena::capacity(s.pending);
+    return room && (!with_pending || words.reserve(pending, SequenceSpans::pending_words(s, end)));
+  };
+  return fits(true) || (s.publishes && fits(false));
+}
+
+Result<Admission> KVCacheManager::admit(SequenceId id, std::int64_t num_tokens,
+                                        const ReserveOptions& chunks) const {
+  KVFOLIO_RETURN_IF_MOVED("admit");
+  const Impl& m = *impl_;
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_chunks("admit", chunks));
+  Admission admission;
+  if (chunks.most_per_step > 0) {
+    const Result<Promises::Offer> offer = m.offer(row, "admit", num_tokens, chunks);
+    if (!offer) return offer.error();
+    admission.blocks = offer->ready;
+    return admission;
+  }
+  KVFOLIO_RETURN_IF_ERROR(m.check_ready(row, "admit"));
+  const Sequence& s = m.rows_[row];
+  KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "admit", num_tokens));
+  if (num_tokens == 0) return admission;
+  const auto end = static_cast<std::int32_t>(s.length + num_tokens);
+  Room::Needs needs;
+  std::array<std::int32_t, kMaxGroups> copies;
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    const auto at = static_cast<std::size_t>(g);
+    const Demand needed =
+        m.append_rules_.demand_in_room(row, g, s.length + (s.replay ? 1 : 0), end);
+    admission.blocks[at] = needed.blocks;
+    copies[at] = needed.copies;
+    needs.blocks[at] = needed.blocks - needed.ready;
+  }
+  const Room::Plan plan = m.blocks_.plan(needs);
+  if (!plan.fits()) {
+    const std::int32_t g = plan.short_of;
+    return m.shortage(plan, m.num_kept(row, g), copies[static_cast<std::size_t>(g)]);
+  }
+  if (m.would_fit(row, end)) return admission;
+  return m.spans_.full("admit", m.spans_.words_for(s, end));
 }
 
 }  // namespace kvfolio

@@ -77,13 +77,14 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   m.promises_.share([&](const auto& visit) {
     for (std::int32_t g = 0; g < m.num_groups(); ++g) visit(g, target(g).blocks(m.arena()));
   });
+  m.end_announcement(row);
   if (s.replay) m.truncate_to(row, 0);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     if (fresh[static_cast<std::size_t>(g)].capacity() == 0) continue;
     m.table(row, g).release(m.arena());
     m.table(row, g) = fresh[static_cast<std::size_t>(g)];
   }
-  s.length = s.accepted = d.settled = num_tokens;
+  s.length = s.accepted = d.settled = d.rewind_base = num_tokens;
   s.exact_until = 0;  // it is not known which tokens these are
   s.used = true;
   m.victims_.note_change(row);

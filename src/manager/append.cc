@@ -108,6 +108,8 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
     s.unnamed_from = std::min(s.unnamed_from, begin);
     step.has_unnamed = true;
   }
+  if (s.announces) [[unlikely]]
+    follow_announcement(row, begin, tokens, count, draft);
   promises_.spend(row, count);
   s.length = end;
   s.used = true;
@@ -191,10 +193,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   bool overwrites = false;  // what the prompt was found in
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Demand& needed = demands[static_cast<std::size_t>(g)];
-    needed = append_rules_.demand(row, g, write_begin, end);
-    needed.ready = append_rules_.from_ready(row, g, needed);
-    const bool is_short = !blocks_.has_room(g, needed.blocks - needed.ready);
-    if (needed.can_reuse && !needed.reuse && is_short) needed.do_without_a_copy();
+    needed = append_rules_.demand_in_room(row, g, write_begin, end);
     num_new += needed.blocks;
     needs.blocks[static_cast<std::size_t>(g)] = needed.blocks - needed.ready;
     overwrites |= s.replay && write_begin == begin &&
@@ -202,7 +201,10 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   }
   if (mutant(Mutant::kReservedIsRoom)) promises_.rob(needs);
   const Room::Plan plan = blocks_.plan(needs);
-  if (!plan.fits()) return shortage(plan);
+  if (!plan.fits()) {
+    const std::int32_t g = plan.short_of;
+    return shortage(plan, num_kept(row, g), demands[static_cast<std::size_t>(g)].copies);
+  }
   if (!grow_spans(row, end)) return spans_.full(what, spans_.words_for(s, end));
 
   // Nothing fails from here on.
@@ -221,6 +223,49 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   join(step, row, tokens, end - begin, write_begin, options.draft, overwrites);
   if (num_new > 0) blocks_.note_peak();
   return {};
+}
+
+// As far as the sequence keeps its tokens itself: those that the tree does not have yet and that
+// have names.
+Status KVCacheManager::Impl::check_own_prompt(std::int32_t row,
+                                              std::span<const std::int32_t> prompt) const {
+  const Sequence& s = rows_[row];
+  const auto size = static_cast<std::int64_t>(prompt.size());
+  if (size < s.length) {
+    return {ErrorCode::kInvalidArgument,
+            concat("append_prompt: the prompt has ", size, " tokens and the sequence ", s.length)};
+  }
+  if (!s.publishes) return {};
+  const std::int32_t* const own = arena().at(s.pending);
+  for (std::int32_t i = s.place.position; i < s.pending_end(); ++i) {
+    const std::int32_t said = own[i - s.place.position];
+    const std::int32_t given = prompt[static_cast<std::size_t>(i)];
+    if (said == kUnnamed || said == given) continue;
+    return {ErrorCode::kInvalidArgument,
+            concat("append_prompt: at position ", i, " the prompt has token ", given,
+                   " and the sequence ", said, "; it is not the sequence's prompt")};
+  }
+  return {};
+}
+
+Result<std::int32_t> KVCacheManager::append_prompt(SequenceId id,
+                                                   std::span<const std::int32_t> prompt,
+                                                   std::int64_t at_most) {
+  KVFOLIO_RECORDED(kAppendPrompt, append_prompt(id, prompt, at_most), id, prompt, at_most);
+  const Impl& m = *impl_;
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  if (at_most < 1) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("append_prompt of at most ", at_most, " tokens, allowed: 1 and above"));
+  }
+  KVFOLIO_RETURN_IF_ERROR(m.check_growing(row, "append_prompt"));
+  KVFOLIO_RETURN_IF_ERROR(m.check_own_prompt(row, prompt));
+  const auto rest = prompt.subspan(static_cast<std::size_t>(m.rows_[row].length));
+  const auto chunk = rest.first(
+      static_cast<std::size_t>(std::min(at_most, static_cast<std::int64_t>(rest.size()))));
+  KVFOLIO_RETURN_IF_ERROR(append(id, chunk));
+  return static_cast<std::int32_t>(chunk.size());
 }
 
 Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,

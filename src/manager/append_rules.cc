@@ -39,14 +39,25 @@ Demand AppendRules::demand(std::int32_t row, std::int32_t g, std::int32_t write_
     const bool is_writer = writer == row || writer == BlockPool::kNobody;
     const bool is_alone = blocks_.is_alone(g, tail);
     needs.new_tail = !may_write_in_place(g, tail, write_begin, is_writer, is_alone);
-    needs.blocks += needs.new_tail ? 1 : 0;
+    needs.copies = needs.new_tail ? 1 : 0;
+    needs.blocks += needs.copies;
     needs.can_reuse = needs.new_tail && is_alone;
   } else if (blocks.size() > have) {
     // The prompt was found whole, but another token comes in place of its last one.
     needs.can_reuse = blocks_.is_alone(g, blocks.at(tables_.arena(), have));
+    needs.copies = 1;
   }
   if (mutant(Mutant::kHitTakesRoom)) needs.can_reuse = false;
   if (needs.can_reuse && promised_reuse(row, g)) needs.do_without_a_copy();
+  return needs;
+}
+
+Demand AppendRules::demand_in_room(std::int32_t row, std::int32_t g, std::int32_t write_begin,
+                                   std::int32_t end) const noexcept {
+  Demand needs = demand(row, g, write_begin, end);
+  needs.ready = from_ready(row, g, needs);
+  const bool is_short = !blocks_.has_room(g, needs.blocks - needs.ready);
+  if (needs.can_reuse && !needs.reuse && is_short) needs.do_without_a_copy();
   return needs;
 }
 
@@ -59,9 +70,10 @@ Demand AppendRules::demand_behind_hit(std::int32_t g, BlockId tail, std::int32_t
   if (of.size.offset_of(write_begin) == 0) return needs;
   const BlockPool& pool = blocks_.pool(g);
   const bool is_writer = pool.writer(tail) == BlockPool::kNobody;
-  const bool is_alone = pool.refs(tail) == 0 && blocks_.has_rested(g, tail);
+  const bool is_alone = blocks_.would_be_alone(g, tail);
   needs.new_tail = !may_write_in_place(g, tail, write_begin, is_writer, is_alone);
-  needs.blocks += needs.new_tail ? 1 : 0;
+  needs.copies = needs.new_tail ? 1 : 0;
+  needs.blocks += needs.copies;
   needs.can_reuse = needs.new_tail && is_alone && !mutant(Mutant::kHitTakesRoom);
   return needs;
 }

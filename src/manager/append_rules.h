@@ -33,11 +33,14 @@ struct Demand {
   bool can_reuse = false;  // the block that the append leaves has no other holder
   bool reuse = false;      // it writes there, and one block less is needed; nothing is found there
   std::int32_t ready = 0;  // of the blocks, those that lie ready (promises.h)
+  // Copies among the blocks, 0 or 1: no append needs them once nothing else holds what is copied.
+  std::int32_t copies = 0;
 
   // Caching never takes room: where a copy would leave the group short, the only holder of what was
   // found writes there, and it is found no more. Requires: can_reuse.
   void do_without_a_copy() noexcept {
     --blocks;
+    copies = 0;
     new_tail = false;
     reuse = true;
   }
@@ -60,6 +63,10 @@ class AppendRules {
   // What an append of the row needs that writes the positions [write_begin, end).
   [[nodiscard]] Demand demand(std::int32_t row, std::int32_t g, std::int32_t write_begin,
                               std::int32_t end) const noexcept;
+  // The same, with what lies ready; without a copy where that would leave the group short, if it
+  // can.
+  [[nodiscard]] Demand demand_in_room(std::int32_t row, std::int32_t g, std::int32_t write_begin,
+                                      std::int32_t end) const noexcept;
   // The same of a sequence that open() would make. `tail`: the block of its hit that it would begin
   // in, if it begins inside one.
   [[nodiscard]] Demand demand_behind_hit(std::int32_t g, BlockId tail, std::int32_t write_begin,

@@ -159,6 +159,10 @@ class Blocks {
   [[nodiscard]] bool is_alone(std::int32_t g, BlockId block) const noexcept {
     return pool(g).refs(block) == 1 && has_rested(g, block);
   }
+  // The same of a block without references, once a call holds it.
+  [[nodiscard]] bool would_be_alone(std::int32_t g, BlockId block) const noexcept {
+    return pool(g).refs(block) == 0 && has_rested(g, block);
+  }
   [[nodiscard]] bool is_findable(std::int32_t g, BlockId block) const noexcept {
     return tree_->is_findable(GroupId(g), block);
   }

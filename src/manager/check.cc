@@ -31,6 +31,7 @@ class KVCacheManager::Impl::Checker {
  private:
   [[nodiscard]] Status nouns() const;
   [[nodiscard]] Status ownership() const;
+  [[nodiscard]] Status announcements() const;
   [[nodiscard]] Status lengths() const;
   [[nodiscard]] Status counters() const;
   // The next ones look at one group.
@@ -145,6 +146,24 @@ Status KVCacheManager::Impl::Checker::writers(std::int32_t g) const {
   if (writers == 0) return {};
   return broken(
       concat("group ", g, ": ", writers, " blocks have a writer that does not hold them"));
+}
+
+// A sequence announces what it has not published, up to where all groups have full blocks.
+Status KVCacheManager::Impl::Checker::announcements() const {
+  const Announcements& announced = m_.announcements_;
+  for (std::int32_t row = 0; row < m_.rows_.size(); ++row) {
+    const Sequence& s = m_.rows_[row];
+    if (s.announces != announced.is_open(row) || (s.announces && s.life != Life::kOpen)) {
+      return broken(concat("row ", row, s.announces ? " says" : " does not say",
+                           " that it announces tokens"));
+    }
+    if (!s.announces) continue;
+    if (s.publishes && announced.begin(row) == m_.publisher_.findable_of(s.place.position))
+      continue;
+    return broken(concat("sequence ", row, ", published to ", s.place.position, ", announces from ",
+                         announced.begin(row), " on"));
+  }
+  return announced.check();
 }
 
 // The sequences count no more than they may, and their tables have the blocks for that.
@@ -362,6 +381,7 @@ Status KVCacheManager::Impl::Checker::all() const {
   KVFOLIO_RETURN_IF_ERROR(nouns());
   KVFOLIO_RETURN_IF_ERROR(ownership());
   KVFOLIO_RETURN_IF_ERROR(m_.victims_.check(m_.rows_.open()));
+  KVFOLIO_RETURN_IF_ERROR(announcements());
   KVFOLIO_RETURN_IF_ERROR(lengths());
   for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
     KVFOLIO_RETURN_IF_ERROR(writers(g));

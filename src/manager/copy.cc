@@ -37,7 +37,7 @@ Status same(std::string_view name, T here, T there) {
 
 Status same_group(std::size_t g, const GroupSpec& here, const GroupSpec& there) {
   const auto& [num_layers, num_kv_heads, head_dim_k, head_dim_v, v_is_prefix_of_k, block_size,
-               dtype, format, kind, window, num_sinks, num_blocks] = here;
+               dtype, format, kind, window, num_sinks, num_blocks, rewind] = here;
   if (here == there) return {};
   const std::string group = concat("group ", g, ": ");
   KVFOLIO_RETURN_IF_ERROR(same(group + "num_layers", num_layers, there.num_layers));
@@ -52,6 +52,7 @@ Status same_group(std::size_t g, const GroupSpec& here, const GroupSpec& there) 
   KVFOLIO_RETURN_IF_ERROR(same(group + "kind", kind, there.kind));
   KVFOLIO_RETURN_IF_ERROR(same(group + "window", window, there.window));
   KVFOLIO_RETURN_IF_ERROR(same(group + "num_sinks", num_sinks, there.num_sinks));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "rewind", rewind, there.rewind));
   return same(group + "num_blocks", num_blocks, there.num_blocks);
 }
 
@@ -68,7 +69,7 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-               list_findable, id_tag, copies_by_host] = here;
+               list_findable, id_tag, copies_by_host, max_announced_tokens] = here;
   KVFOLIO_RETURN_IF_ERROR(same("max_sequences", max_sequences, there.max_sequences));
   KVFOLIO_RETURN_IF_ERROR(same("max_pins", max_pins, there.max_pins));
   KVFOLIO_RETURN_IF_ERROR(same("max_transfers", max_transfers, there.max_transfers));
@@ -89,7 +90,8 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   KVFOLIO_RETURN_IF_ERROR(same("victim_policy", victim_policy, there.victim_policy));
   KVFOLIO_RETURN_IF_ERROR(same("list_findable", list_findable, there.list_findable));
   KVFOLIO_RETURN_IF_ERROR(same("id_tag", id_tag, there.id_tag));
-  return same("copies_by_host", copies_by_host, there.copies_by_host);
+  KVFOLIO_RETURN_IF_ERROR(same("copies_by_host", copies_by_host, there.copies_by_host));
+  return same("max_announced_tokens", max_announced_tokens, there.max_announced_tokens);
 }
 
 }  // namespace
@@ -127,8 +129,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
                sequences, groups, tree, blocks, tables, spans, promises, prompts, append_rules,
-               borders, publisher, table_blocks, caller_ids, pins, transfers, load_blocks, scratch,
-               victims, ended, steps, unnamed, forgets] = other;
+               borders, announcements, publisher, table_blocks, caller_ids, pins, transfers,
+               load_blocks, scratch, victims, ended, steps, unnamed, forgets] = other;
   tree_->copy_from(*tree);
   blocks_.copy_from(blocks);
 
@@ -142,6 +144,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
 
   steps_.copy_from(steps);
   unnamed_.copy_from(unnamed);
+  announcements_.copy_from(announcements);
   promises_.copy_from(promises);
   forget_count_ = std::max(forget_count_, forgets) + 1;  // whatever was forgotten there is here
 }

@@ -33,6 +33,7 @@ MemoryUse KVCacheManager::metadata() const noexcept {
   sum += m.tables_.memory();
   sum += m.steps_.memory();
   sum += m.unnamed_.memory();
+  sum += m.announcements_.memory();
   sum += m.promises_.memory();
   sum += m.pins_.memory();
   sum += m.transfers_.memory();
@@ -59,6 +60,7 @@ std::string KVCacheManager::describe() const {
     const std::string of = m.num_groups() == 1 ? "" : concat("group ", g, " ");
     text += concat(of, "attention: ", std::string_view(to_string(spec.kind)));
     if (m.windowed(g)) text += concat(", window ", spec.window, ", sinks ", spec.num_sinks);
+    if (spec.rewind > 0) text += concat(", rewind ", spec.rewind);
     text += concat("\n", of, "block size: ", m.block_size(g), " tokens\n");
     text += concat(of, "blocks used: ", pool.num_held(), "/", pool.num_blocks(), " ",
                    share(static_cast<std::uint64_t>(pool.num_held()),

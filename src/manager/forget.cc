@@ -7,35 +7,10 @@
 #include <algorithm>
 
 #include "manager/impl.h"
+#include "manager/media_spans.h"
 #include "manager/op_writer.h"
 
 namespace kvfolio {
-
-namespace {
-
-// Both have the same media at positions [begin, end).
-bool same_media(std::span<const MediaSpan> a, std::span<const MediaSpan> b, std::int32_t begin,
-                std::int32_t end) {
-  const auto next = [&](std::span<const MediaSpan>& spans) -> const MediaSpan* {
-    while (!spans.empty() && spans.front().end <= begin) spans = spans.subspan(1);
-    if (spans.empty() || spans.front().begin >= end) return nullptr;
-    const MediaSpan* span = &spans.front();
-    spans = spans.subspan(1);
-    return span;
-  };
-  for (;;) {
-    const MediaSpan* of_a = next(a);
-    const MediaSpan* of_b = next(b);
-    if (of_a == nullptr || of_b == nullptr) return of_a == of_b;
-    if (of_a->begin != of_b->begin || of_a->end != of_b->end ||
-        of_a->content_id != of_b->content_id ||
-        of_a->attends_to_itself != of_b->attends_to_itself) {
-      return false;
-    }
-  }
-}
-
-}  // namespace
 
 // The sequence may publish and has all of these tokens, or may turn out to have them.
 bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path,
@@ -56,7 +31,7 @@ bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path,
         i < end ? pending[i - on_tree] : more[static_cast<std::size_t>(i - end)];
     if (token != kUnnamed && token != path.tokens[static_cast<std::size_t>(i)]) return false;
   }
-  return same_media(spans_.media_of(s), path.media, on_tree, size);
+  return same_media(spans_.media_of(s), path.media, on_tree, size) == size;
 }
 
 // The same of the sequence and the load that it waits for.

@@ -16,6 +16,7 @@
 //   admit.cc      whether appends would succeed
 //   reserve.cc    appends that are never short of blocks (promises.h)
 //   each.cc       one token for each of many sequences
+//   announce.cc   what will be published soon (announcements.h)
 //   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h, load_blocks.h)
 //   holds.cc      blocks that a host copies from
 //   findable.cc   what became findable, and what stands in front of it (blocks.h)
@@ -27,6 +28,7 @@
 //   describe.cc   the printed form
 //   copy.cc       copy_to
 //   state.cc      state_hash (state.h)
+//   to_string.cc  records for people
 //   op_*          the operation log: record, OpLogReader, replay_log
 //   check.cc      check_invariants
 
@@ -53,6 +55,7 @@
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "kvfolio/storage.h"
+#include "manager/announcements.h"
 #include "manager/append_rules.h"
 #include "manager/arguments.h"
 #include "manager/blocks.h"
@@ -191,11 +194,25 @@ class KVCacheManager::Impl {
   }
   void end_sequence(std::int32_t row) noexcept;
   void forget_sequence(std::int32_t row, bool aborted) noexcept;
+  // announce.cc
+  struct Announcers;
+  void announce(std::int32_t row, const Announcements::Prompt& prompt) noexcept;
+  void end_announcement(std::int32_t row) noexcept { publisher_.end_announcement(row); }
+  void follow_announcement(std::int32_t row, std::int32_t at, const std::int32_t* tokens,
+                           std::int32_t count, std::int32_t draft) noexcept;
+  [[nodiscard]] Soon find_soon(const Announcements::Prompt& prompt) const noexcept;
   // adopt.cc
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
                                      std::int32_t num_tokens);
   // truncate.cc
+  // truncate() to this length or more is never refused (SequenceInfo).
+  [[nodiscard]] std::int32_t rewind_from(std::int32_t row) const noexcept;
+  template <typename Visit>
+  void for_each_missing(std::int32_t row, std::int32_t n, const Visit& visit) const;
+  [[nodiscard]] BlockId block_on_path(const Sequence& s, std::int32_t g,
+                                      std::int32_t logical) const noexcept;
   [[nodiscard]] Status check_truncate(std::int32_t row, std::int32_t n) const;
+  void take_back(std::int32_t row, std::int32_t n) noexcept;
   void drop_pending_beyond(Sequence& s) noexcept;
   void truncate_to(std::int32_t row, std::int32_t n) noexcept;
   // pins.cc
@@ -216,6 +233,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands);
   [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
                                           std::int32_t* reused) noexcept;
+  [[nodiscard]] Shortage shortage_of(const Room::Plan& plan,
+                                     std::span<const AppendDemand> demands) const noexcept;
   struct Prospect;
   [[nodiscard]] Status check_prospect(std::span<const std::int32_t> tokens,
                                       const OpenOptions& options, std::int64_t num_more) const;
@@ -224,13 +243,20 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool would_hold(Prospect& s) const noexcept;
   [[nodiscard]] bool would_fit(const Prospect& s, std::int32_t end) const noexcept;
   [[nodiscard]] Revived revived_by(const PrefixMatch& match, std::int32_t g) const noexcept;
+  [[nodiscard]] Demand demand_behind(const Prospect& s, std::int32_t g, const Revived& held,
+                                     std::int32_t end, std::int64_t most) const noexcept;
+  [[nodiscard]] std::int32_t least_blocks(std::int32_t g, std::int32_t size, std::int32_t end,
+                                          std::int64_t most) const noexcept;
   // Why there is no room for a plan once these blocks are held.
-  [[nodiscard]] Shortage shortage_behind(const Room::Plan& plan,
-                                         const Revived& held) const noexcept;
+  [[nodiscard]] Shortage shortage_behind(const Room::Plan& plan, const Revived& held,
+                                         std::int32_t least) const noexcept;
+  [[nodiscard]] bool would_fit(std::int32_t row, std::int32_t end) const noexcept;
   // append.cc
   [[nodiscard]] Status check_append(std::int32_t row, std::string_view what,
                                     const std::int32_t* tokens, std::int64_t count,
                                     const AppendOptions& options) const;
+  [[nodiscard]] Status check_own_prompt(std::int32_t row,
+                                        std::span<const std::int32_t> prompt) const;
   [[nodiscard]] Status append_to(std::int32_t row, std::string_view what,
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
@@ -279,9 +305,21 @@ class KVCacheManager::Impl {
            tokens[0] == rows_.details(rows_.row_of(s)).replay_token;
   }
   // room_calls.cc
-  // Why there is no room for a plan.
-  [[nodiscard]] Shortage shortage(const Room::Plan& plan) const noexcept;
+  // Why there is no room for a plan; of the blocks that it needs, `spared` may be done without
+  // another time (Shortage).
+  [[nodiscard]] Shortage shortage(const Room::Plan& plan, std::int32_t kept,
+                                  std::int64_t spared) const noexcept;
+  // The same where no call keeps anything and another time may ask for nothing.
+  [[nodiscard]] Shortage shortage(const Room::Plan& plan) const noexcept {
+    return shortage(plan, 0, plan.needs.blocks[static_cast<std::size_t>(plan.short_of)]);
+  }
+  // Blocks of the row's table, and those that lie ready for it.
+  [[nodiscard]] std::int32_t num_kept(std::int32_t row, std::int32_t g) const noexcept;
   // reserve.cc
+  [[nodiscard]] static Status check_chunks(std::string_view what, const ReserveOptions& chunks);
+  [[nodiscard]] Result<Promises::Offer> offer(std::int32_t row, std::string_view what,
+                                              std::int64_t num_tokens,
+                                              const ReserveOptions& chunks) const;
   // Room for what it costs that the blocks of these tables, by group, get another holder.
   [[nodiscard]] Status check_sharing(std::span<const std::span<const std::int32_t>> tables) const;
   [[nodiscard]] Status check_sharing(std::int32_t row) const;
@@ -321,8 +359,9 @@ class KVCacheManager::Impl {
   Prompts prompts_{rows_, tables_, tree_};
   AppendRules append_rules_{rows_, tables_, groups_, tree_, steps_, blocks_, promises_};
   Borders borders_{rows_, tables_, groups_, tree_, blocks_};
-  Publisher publisher_{rows_,    tables_, groups_,  tree_,     steps_,  blocks_,
-                       borders_, spans_,  prompts_, counters_, options_};
+  Announcements announcements_;
+  Publisher publisher_{rows_,    tables_, groups_,  tree_,     steps_,   blocks_,
+                       borders_, spans_,  prompts_, counters_, options_, announcements_};
   TableBlocks table_blocks_{rows_,   tables_,   groups_,  steps_,
                             blocks_, promises_, borders_, options_.order};
   CallerIds caller_ids_;  // of open sequences

@@ -84,7 +84,11 @@ Status KVCacheManager::Impl::check_room(const LoadPlan& plan) const {
   }
   const Room::Plan room = blocks_.plan(needs);
   if (room.fits()) return {};
-  return shortage_behind(room, revived[static_cast<std::size_t>(room.short_of)]);
+  // A full group holds all of it at the end; a window group a part, which may be found another
+  // time.
+  const std::int32_t g = room.short_of;
+  const std::int32_t least = windowed(g) ? 0 : blocks_for(g, plan.end);
+  return shortage_behind(room, revived[static_cast<std::size_t>(g)], least);
 }
 
 // ---- blocks change hands ----
@@ -96,10 +100,12 @@ void KVCacheManager::Impl::grow_without_step(std::int32_t row, std::int32_t end,
                                              const Transfers::Prompt& prompt) noexcept {
   Sequence& s = rows_[row];
   prompts_.note_loaded(row, end, prompt);
+  if (s.announces) follow_announcement(row, s.length, tokens, end - s.length, 0);
   if (s.publishes) {
     std::copy_n(tokens, end - s.length, arena().at(s.pending) + (s.length - s.place.position));
   }
-  s.length = s.accepted = details(row).settled = end;
+  SequenceDetails& d = details(row);
+  s.length = s.accepted = d.settled = d.rewind_base = end;
   s.replay = false;
   s.used = true;
   victims_.note_change(row);

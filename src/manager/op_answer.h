@@ -33,8 +33,10 @@ class AnswerNote {
   void note(const Status& status) noexcept {
     code_ = static_cast<std::uint32_t>(status.code());
     if (const Shortage* const lack = status.shortage()) {
+      // What follows budget_bytes came with format 3 and says nothing that the others do not
+      // decide.
       const auto& [group, needed, free, evictable, pinned, retiring, sequences, pins, reserved,
-                   loads, holds, budget_bytes] = *lack;
+                   loads, holds, budget_bytes, num_blocks, kept, spared] = *lack;
       for (const std::int32_t number : {needed, group, free, evictable, pinned, retiring, sequences,
                                         pins, reserved, loads, holds}) {
         add(number);
@@ -103,6 +105,9 @@ class AnswerNote {
   void add(const Opened& opened) noexcept {
     add(opened.sequence);
     add(opened.cached_tokens);
+    if (opened.soon.tokens == 0) return;  // as in formats that know of no announcements
+    add(opened.soon.tokens);
+    add(opened.soon.by);
   }
   void add(const Pinned& pinned) noexcept {
     add(pinned.pin);

@@ -20,6 +20,7 @@
 #include "kvfolio/root_key.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/step_plan.h"
+#include "manager/op_codes.h"
 
 namespace kvfolio {
 
@@ -49,8 +50,8 @@ inline constexpr bool kIsList<std::span<const T>> = true;
 template <typename Derived>
 class OpArchive {
  public:
-  // False in a log of format 1.
-  [[nodiscard]] bool knows_copies_by_host() const noexcept { return true; }
+  // The format of the log. A field that is younger is not in it.
+  [[nodiscard]] std::uint32_t format() const noexcept { return kOpLogFormat; }
   template <typename T>
   void visit(std::string_view name, T& value) {
     Derived& self = static_cast<Derived&>(*this);
@@ -113,8 +114,8 @@ void fields(A& a, MediaSpan& span) {
 
 template <typename A>
 void fields(A& a, OpenOptions& options) {
-  auto& [root, media, prefix_cache, look_up, publish, caller_id, max_tokens, priority, late_names] =
-      options;
+  auto& [root, media, prefix_cache, look_up, publish, caller_id, max_tokens, priority, late_names,
+         announce] = options;
   a.visit("root", root);
   a.visit("media", media);
   a.visit("prefix_cache", prefix_cache);
@@ -124,6 +125,7 @@ void fields(A& a, OpenOptions& options) {
   a.visit("max_tokens", max_tokens);
   a.visit("priority", priority);
   a.visit("late_names", late_names);
+  if (a.format() >= 3) a.visit("announce", announce);
 }
 
 template <typename A>
@@ -167,19 +169,21 @@ void fields(A& a, ReserveOptions& options) {
 
 template <typename A>
 void fields(A& a, PlanOptions& options) {
-  auto& [pad, block_tables, changed_entries, flashinfer, shared_prefixes, positions] = options;
+  auto& [pad, block_tables, changed_entries, flashinfer, shared_prefixes, positions, caller_ids] =
+      options;
   a.visit("pad", pad);
   a.visit("block_tables", block_tables);
   a.visit("changed_entries", changed_entries);
   a.visit("flashinfer", flashinfer);
   a.visit("shared_prefixes", shared_prefixes);
   a.visit("positions", positions);
+  if (a.format() >= 3) a.visit("caller_ids", caller_ids);
 }
 
 template <typename A>
 void fields(A& a, GroupSpec& group) {
   auto& [num_layers, num_kv_heads, head_dim_k, head_dim_v, v_is_prefix_of_k, block_size, dtype,
-         format, kind, window, num_sinks, num_blocks] = group;
+         format, kind, window, num_sinks, num_blocks, rewind] = group;
   a.visit("num_layers", num_layers);
   a.visit("num_kv_heads", num_kv_heads);
   a.visit("head_dim_k", head_dim_k);
@@ -192,6 +196,7 @@ void fields(A& a, GroupSpec& group) {
   a.visit("window", window);
   a.visit("num_sinks", num_sinks);
   a.visit("num_blocks", num_blocks);
+  if (a.format() >= 3) a.visit("rewind", rewind);
 }
 
 template <typename A>
@@ -199,7 +204,7 @@ void fields(A& a, ManagerOptions& options) {
   auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
          max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
          max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-         list_findable, id_tag, copies_by_host] = options;
+         list_findable, id_tag, copies_by_host, max_announced_tokens] = options;
   a.visit("max_sequences", max_sequences);
   a.visit("max_pins", max_pins);
   a.visit("max_transfers", max_transfers);
@@ -218,7 +223,8 @@ void fields(A& a, ManagerOptions& options) {
   a.visit("victim_policy", victim_policy);
   a.visit("list_findable", list_findable);
   a.visit("id_tag", id_tag);
-  if (a.knows_copies_by_host()) a.visit("copies_by_host", copies_by_host);
+  if (a.format() >= 2) a.visit("copies_by_host", copies_by_host);
+  if (a.format() >= 3) a.visit("max_announced_tokens", max_announced_tokens);
 }
 
 }  // namespace kvfolio

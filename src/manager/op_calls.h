@@ -41,6 +41,10 @@ void sequence_call(Op op, const With& with) {
       return with([](M& m, SequenceId id) { return m.preempt(id); });
     case Op::kSetPriority:
       return with([](M& m, SequenceId id, Int priority) { return m.set_priority(id, priority); });
+    case Op::kCancel:
+      return with([](M& m, SequenceId id) { return m.cancel(id); });
+    case Op::kTouch:
+      return with([](M& m, SequenceId id) { return m.touch(id); });
     case Op::kOpenUnnamed:
       return with([](M& m, Long n, OpenOptions o) { return m.open_unnamed(n, o); });
     case Op::kSetTokens:
@@ -76,6 +80,10 @@ void step_call(Op op, const With& with) {
     case Op::kAppend:
       return with([](M& m, SequenceId id, Tokens tokens, AppendOptions o) {
         return m.append(id, tokens, o);
+      });
+    case Op::kAppendPrompt:
+      return with([](M& m, SequenceId id, Tokens prompt, Long n) {
+        return m.append_prompt(id, prompt, n);
       });
     case Op::kAppendUnnamed:
       return with(

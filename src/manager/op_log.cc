@@ -59,7 +59,7 @@ void OpWriter::begin(const CacheSpec& spec, const ManagerOptions& options,
                      bool has_storage) noexcept {
   log_.begun_ = true;
   log_.write(reinterpret_cast<const std::byte*>(kOpLogMagic.data()), kOpLogMagic.size());
-  word(kOpLogFormat, 4);
+  word(format(), 4);
   const std::size_t size_at = log_.size_;  // the buffer was empty and has room for a header
   word(0, 4);
   const std::size_t begin = log_.size_;
@@ -133,6 +133,8 @@ Result<ManagerOptions> detail::options_for_replay(const CacheSpec& spec,
 void detail::imagine_storage(KVCacheManager& manager) noexcept {
   LogReplay::imagine_storage(manager);
 }
+
+void detail::write_format_2(OpLog& log) noexcept { OpWriter(log).write_format_2(); }
 
 void detail::trust_host(KVCacheManager& manager) noexcept { LogReplay::trust_host(manager); }
 

@@ -20,6 +20,11 @@ class OpWriter : public OpArchive<OpWriter> {
  public:
   explicit OpWriter(OpLog& log) noexcept : log_(log) {}
 
+  void write_format_2() noexcept { log_.format_ = 2; }
+  [[nodiscard]] std::uint32_t format() const noexcept {
+    return log_.format_ == 0 ? kOpLogFormat : log_.format_;
+  }
+
   // `has_storage`: of the manager whose calls follow.
   void begin(const CacheSpec& spec, const ManagerOptions& options, bool has_storage) noexcept;
   void end(std::optional<std::uint64_t> state_hash) noexcept;

@@ -47,6 +47,8 @@ Status check_options(const ManagerOptions& o) {
       check_option("max_root_key_bytes", o.max_root_key_bytes, 0, std::int64_t{1} << 34));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_table_entries", o.max_table_entries, 0, std::int64_t{1} << 33));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_option("max_announced_tokens", o.max_announced_tokens, 0, kMaxSequenceTokens));
   if (!(o.high_watermark >= 0.0 && o.high_watermark <= 1.0)) {
     return {
         ErrorCode::kInvalidArgument,
@@ -124,6 +126,9 @@ Result<ManagerOptions> derive_options(const CacheSpec& spec, const ManagerOption
   if (o.max_index_tokens == 0) {
     o.max_index_tokens = std::min(
         2 * (totals.tokens + outliving_tokens) + SpanArena::kGranule * runs, std::int64_t{1} << 32);
+  }
+  if (o.max_announced_tokens == 0) {
+    o.max_announced_tokens = std::min<std::int64_t>(totals.tokens, kMaxSequenceTokens);
   }
   if (o.max_table_entries == 0) {
     const auto spans_of_one = static_cast<std::int64_t>(spec.groups.size()) + 2;

@@ -67,14 +67,14 @@ std::int64_t PlanWriter::words_for(const PlanOptions& options) const noexcept {
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
     tokens += step_.entries[i].end - step_.entries[i].begin;
   }
-  std::int64_t words = 5 * n + 1 + (options.positions ? tokens : 0);
+  std::int64_t words = 6 * n + 1 + (options.positions ? tokens : 0);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     words += tokens + 2 * step_.num_copies(g);
     if (options.changed_entries) words += 3 * num_unplanned(g);
     if (!options.block_tables && !options.flashinfer) continue;
     const TableSizes sizes = table_sizes(g);
     if (options.block_tables) words += n * sizes.widest;
-    if (options.flashinfer) words += 2 * n + 1 + sizes.all;
+    if (options.flashinfer) words += 3 * n + 1 + sizes.all;
   }
   return words;
 }
@@ -96,6 +96,8 @@ void PlanWriter::write(const PlanOptions& options) noexcept {
   std::int32_t* at = write_rows(step_.words.data());
   step_.plan.positions = {};
   if (options.positions) at = write_positions(at);
+  step_.plan.caller_ids = {};
+  if (options.caller_ids) write_caller_ids();
   step_.num_shared = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     at = write_group(g, options, at);
@@ -114,6 +116,7 @@ std::int32_t* PlanWriter::write_rows(std::int32_t* at) noexcept {
   std::int32_t* kv_lens = rows + n;
   std::int32_t* trim_sinks = kv_lens + n;
   std::int32_t* trim_first_kept = trim_sinks + n;
+  std::int32_t* rewinds = trim_first_kept + n;
   query_start[0] = 0;
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
     const StepEntry& e = step_.entries[i];
@@ -124,6 +127,7 @@ std::int32_t* PlanWriter::write_rows(std::int32_t* at) noexcept {
     kv_lens[i] = e.end;
     trim_sinks[i] = s.has_trim ? rows_.details(e.row).trim_sinks : 0;
     trim_first_kept[i] = s.has_trim ? rows_.details(e.row).trim_first_kept : 0;
+    rewinds[i] = s.has_rewinds ? rows_.details(e.row).rewinds : 0;
   }
   StepPlan& plan = step_.plan;
   plan.ticket = Ticket(step_.ticket);
@@ -135,7 +139,8 @@ std::int32_t* PlanWriter::write_rows(std::int32_t* at) noexcept {
   plan.trim_sinks = {trim_sinks, n};
   plan.trim_first_kept = {trim_first_kept, n};
   plan.groups = step_.group_plans;
-  return trim_first_kept + n;
+  plan.rewinds = {rewinds, n};
+  return rewinds + n;
 }
 
 std::int32_t* PlanWriter::write_positions(std::int32_t* at) noexcept {
@@ -147,6 +152,15 @@ std::int32_t* PlanWriter::write_positions(std::int32_t* at) noexcept {
   }
   step_.plan.positions = {begin, static_cast<std::size_t>(at - begin)};
   return at;
+}
+
+void PlanWriter::write_caller_ids() noexcept {
+  for (std::int32_t i = 0; i < step_.num_entries; ++i) {
+    const std::int32_t row = step_.entries[i].row;
+    step_.caller_ids[i] = rows_[row].has_caller_id ? rows_.details(row).caller_id : 0;
+  }
+  step_.plan.caller_ids = {std::as_const(step_).caller_ids.data(),
+                           static_cast<std::size_t>(step_.num_entries)};
 }
 
 std::int32_t* PlanWriter::write_group(std::int32_t g, const PlanOptions& options,
@@ -232,7 +246,8 @@ std::int32_t* PlanWriter::write_flashinfer(std::int32_t g, GroupPlan& plan,
   const auto n = static_cast<std::size_t>(step_.num_entries);
   std::int32_t* indptr = at;
   std::int32_t* last_page = indptr + n + 1;
-  std::int32_t* indices = last_page + n;
+  std::int32_t* first_live = last_page + n;
+  std::int32_t* indices = first_live + n;
   at = indices;
   indptr[0] = 0;
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
@@ -243,9 +258,14 @@ std::int32_t* PlanWriter::write_flashinfer(std::int32_t g, GroupPlan& plan,
              : std::copy_n(blocks.data(), blocks.size(), at);
     indptr[i + 1] = static_cast<std::int32_t>(at - indices);
     last_page[i] = group(g).size.offset_of(e.end - 1) + 1;
+    const auto gap = may_have_dropped(e.row, g)
+                         ? std::find(blocks.rbegin(), blocks.rend(), BlockTable::kDropped)
+                         : blocks.rend();
+    first_live[i] = static_cast<std::int32_t>(blocks.rend() - gap) * group(g).spec.block_size;
   }
   plan.kv_indptr = {indptr, n + 1};
   plan.kv_last_page_len = {last_page, n};
+  plan.kv_first_live = {first_live, n};
   plan.kv_indices = {indices, static_cast<std::size_t>(at - indices)};
   return at;
 }

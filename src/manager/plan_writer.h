@@ -63,6 +63,7 @@ class PlanWriter {
   // group's.
   std::int32_t* write_rows(std::int32_t* at) noexcept;
   std::int32_t* write_positions(std::int32_t* at) noexcept;
+  void write_caller_ids() noexcept;
   std::int32_t* write_group(std::int32_t g, const PlanOptions& options, std::int32_t* at) noexcept;
   std::int32_t* write_slots(std::int32_t g, std::int32_t* at) const noexcept;
   std::int32_t* write_tables(std::int32_t g, std::int32_t pad, std::int64_t stride,

@@ -10,6 +10,15 @@ namespace kvfolio {
 
 using text::concat;
 
+Status KVCacheManager::touch(SequenceId id) {
+  KVFOLIO_RECORDED(kTouch, touch(id), id);
+  Impl& m = *impl_;
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  if (m.rows_[row].step_entry < 0) m.victims_.note_use(row);
+  return {};
+}
+
 Status KVCacheManager::set_priority(SequenceId id, std::int32_t priority) {
   KVFOLIO_RECORDED(kSetPriority, set_priority(id, priority), id, priority);
   Impl& m = *impl_;

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "base/mutants.h"
+
 namespace kvfolio {
 
 bool PromiseNeeds::owns_tail(std::int32_t row, std::int32_t g, std::int32_t length) const noexcept {
@@ -29,9 +31,11 @@ std::int32_t PromiseNeeds::ready_for(std::int32_t g, const PromiseState& at) con
   const std::int32_t to_fill =
       of.blocks_for(end) - of.blocks_for(at.length) + (at.owns_tail ? 0 : 1);
   if (!come_back(g)) return to_fill;
-  // The most blocks that a query's window, the rest of its step and the sinks lie in.
+  // The most blocks that what is kept to go back, a query's window, the rest of its step and the
+  // sinks lie in.
   const std::int32_t size = of.spec.block_size;
-  const std::int64_t span = std::int64_t{of.spec.window} - 1 + at.most_per_step;
+  const std::int32_t rewind = mutant(Mutant::kRewindNotReserved) ? 0 : of.spec.rewind;
+  const std::int64_t span = std::int64_t{of.spec.window} - 1 + rewind + at.most_per_step;
   const std::int64_t most = (span + size - 2) / size + 1 + of.blocks_for(of.rule.num_sinks());
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(most - at.own, 0, to_fill));
 }

@@ -116,7 +116,7 @@ void Promises::set_aside(std::int32_t row, std::int32_t g, std::int32_t first, s
 
 Promises::Offer Promises::offer(std::int32_t row, std::int64_t num_tokens,
                                 std::int64_t most_per_step) const noexcept {
-  Offer offer{num_tokens, most_per_step, {}, {}};
+  Offer offer{num_tokens, most_per_step, {}, {}, {}};
   Room::Needs needs;
   const std::int32_t length = rows_[row].length;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -133,6 +133,11 @@ Promises::Offer Promises::offer(std::int32_t row, std::int64_t num_tokens,
     offer.ready[static_cast<std::size_t>(g)] = ready;
     needs.blocks[static_cast<std::size_t>(g)] =
         std::max(0, ready - reservations_.num_ready(row, g));
+    const auto held = table(row, g);
+    at.own = static_cast<std::int32_t>(
+        std::count_if(held.begin(), held.end(), [](std::int32_t b) { return b >= 0; }));
+    at.owns_tail = true;
+    offer.spared[static_cast<std::size_t>(g)] = ready - needs_.ready_for(g, at);
   }
   offer.room = blocks_.plan(needs);
   return offer;
@@ -198,6 +203,8 @@ void Promises::return_ready(std::int32_t row) noexcept {
 void Promises::count_revived(std::int32_t g, BlockId block, Revived& revived) const noexcept {
   const BlockPool& pool = blocks_.pool(g);
   const BlockState state = pool.state(block);
+  ++revived.blocks;
+  revived.alone += blocks_.would_be_alone(g, block) ? 1 : 0;
   revived.cached += state == BlockState::kCached ? 1 : 0;
   revived.retiring += state == BlockState::kRetiring || pool.held_by_steps(block) ? 1 : 0;
   revived.cost += cost_of_sharing(g, block);

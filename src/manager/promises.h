@@ -36,9 +36,12 @@
 
 namespace kvfolio {
 
-// What blocks of the cache are, before a call comes to hold them: those that count as room or as
-// retiring now, what it costs their owners that they are shared, and the last one.
+// What blocks of the cache are, before a call comes to hold them: how many, those that nothing else
+// will hold then or that a step may read, those that count as room or as retiring now, what it
+// costs their owners that they are shared, and the last one.
 struct Revived {
+  std::int32_t blocks = 0;
+  std::int32_t alone = 0;
   std::int32_t cached = 0;
   std::int32_t retiring = 0;
   std::int32_t cost = 0;
@@ -85,9 +88,11 @@ class Promises {
     std::int64_t num_tokens;
     std::int64_t most_per_step;
     std::array<std::int32_t, kMaxGroups> ready;  // blocks that have to lie ready then
+    // How many fewer they were if nothing else held what the row's table has.
+    std::array<std::int32_t, kMaxGroups> spared;
     Room::Plan room;
   };
-  // Requires: num_tokens >= most_per_step >= 1.
+  // Requires: num_tokens >= most_per_step, which is not 0 if there are tokens.
   [[nodiscard]] Offer offer(std::int32_t row, std::int64_t num_tokens,
                             std::int64_t most_per_step) const noexcept;
   // Requires: offer.room.fits(), and nothing has changed since.

@@ -78,6 +78,7 @@ void Publisher::publish(std::int32_t row, bool tail) noexcept {
   d.entries_seen = blocks_.entry_changes();
   // The tree keeps the tokens up to the new place.
   const std::int32_t moved = s.place.position - from;
+  if (s.announces) publish_announced(row);
   const std::int32_t rest = s.pending_end() - s.place.position;
   if (moved > 0 && rest > 0) {
     std::memmove(kept, kept + moved, static_cast<std::size_t>(rest) * 4);
@@ -85,8 +86,28 @@ void Publisher::publish(std::int32_t row, bool tail) noexcept {
   spans_.shrink_pending(row, rest);
 }
 
+std::int32_t Publisher::findable_of(std::int32_t size) const noexcept {
+  if (mutant(Mutant::kAnnouncedBeyondFullBlocks)) return size / tree_->unit() * tree_->unit();
+  std::int32_t end = size;
+  for (const Group& group : groups_) end = std::min(end, group.size.begin_of(size));
+  return end;
+}
+
+void Publisher::close_announcement(std::int32_t row) noexcept {
+  announcements_.close(row);
+  rows_[row].announces = false;
+}
+
+// What is on the tree is found there.
+void Publisher::publish_announced(std::int32_t row) noexcept {
+  if (mutant(Mutant::kAnnouncedWhenPublished)) return;
+  announcements_.publish(row, findable_of(rows_[row].place.position));
+  rows_[row].announces = announcements_.is_open(row);
+}
+
 void Publisher::stop(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
+  end_announcement(row);
   borders_.drop(row);
   prompts_.note_unpublished(row);
   s.publishes = false;

@@ -18,6 +18,7 @@
 #include "base/mutants.h"
 #include "kvfolio/manager_types.h"
 #include "kvfolio/prefix_tree.h"
+#include "manager/announcements.h"
 #include "manager/blocks.h"
 #include "manager/borders.h"
 #include "manager/group.h"
@@ -36,7 +37,7 @@ class Publisher {
   Publisher(Rows& rows, Tables& tables, const std::vector<Group>& groups,
             std::optional<PrefixTree>& tree, const StepLog& steps, Blocks& blocks, Borders& borders,
             SequenceSpans& spans, Prompts& prompts, Counters& counters,
-            const ManagerOptions& options) noexcept
+            const ManagerOptions& options, Announcements& announcements) noexcept
       : rows_(rows),
         tables_(tables),
         groups_(groups),
@@ -47,7 +48,8 @@ class Publisher {
         spans_(spans),
         prompts_(prompts),
         counters_(counters),
-        options_(options) {}
+        options_(options),
+        announcements_(announcements) {}
 
   // The groups are all there.
   void begin() { offers_.resize(groups_.size()); }
@@ -73,6 +75,15 @@ class Publisher {
   // The sequence leaves the tree, and nothing of it becomes findable any more.
   void stop(std::int32_t row) noexcept;
 
+  // How many of a sequence's tokens others find while it is open: those before the end of the last
+  // block that is full in every group. A partial tail becomes findable when the sequence closes.
+  [[nodiscard]] std::int32_t findable_of(std::int32_t size) const noexcept;
+  // Others do not count on the sequence any more. Harmless if it announces nothing.
+  void end_announcement(std::int32_t row) noexcept {
+    if (rows_[row].announces) [[unlikely]]
+      close_announcement(row);
+  }
+
  private:
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(groups_.size());
@@ -81,6 +92,8 @@ class Publisher {
     return groups_[static_cast<std::size_t>(g)];
   }
   [[nodiscard]] SpanArena& arena() noexcept { return tables_.arena(); }
+  void close_announcement(std::int32_t row) noexcept;
+  void publish_announced(std::int32_t row) noexcept;
   // Widens the range of own blocks to the first one that is not findable whole any more.
   void find_lost(std::int32_t row) noexcept;
 
@@ -95,6 +108,7 @@ class Publisher {
   Prompts& prompts_;
   Counters& counters_;
   const ManagerOptions& options_;
+  Announcements& announcements_;
 
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };

@@ -62,8 +62,9 @@ class PublisherTest : public PartsTest {
   SequenceSpans spans_{rows_, tables_, groups_, tree_};
   Prompts prompts_{rows_, tables_, tree_};
   Borders borders_{rows_, tables_, groups_, tree_, blocks_};
-  Publisher publisher_{rows_,    tables_, groups_,  tree_,     steps_,  blocks_,
-                       borders_, spans_,  prompts_, counters_, options_};
+  Announcements announcements_;
+  Publisher publisher_{rows_,    tables_, groups_,  tree_,     steps_,   blocks_,
+                       borders_, spans_,  prompts_, counters_, options_, announcements_};
 };
 
 TEST_F(PublisherTest, FullBlocksBecomeFindableAndTheRestStaysWithTheSequence) {

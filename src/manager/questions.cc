@@ -32,6 +32,8 @@ Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
   info.last_use = m.victims_.last_use(row);
   info.use_count = m.victims_.use_count(row);
   if (s.has_load) info.load = m.transfers_.load_id(d.load);
+  info.rewinds = d.rewinds;
+  info.rewind_from = m.rewind_from(row);
   return info;
 }
 

@@ -37,29 +37,40 @@ bool KVCacheManager::Impl::fits_promises(const PrefixMatch& match,
   return true;
 }
 
+Status KVCacheManager::Impl::check_chunks(std::string_view what, const ReserveOptions& chunks) {
+  if (chunks.most_per_step >= 0) return {};
+  return {ErrorCode::kInvalidArgument, concat(what, ": most_per_step is ", chunks.most_per_step,
+                                              ", allowed: 0, which is all tokens, and above")};
+}
+
+// What a promise of the row would take; the errors of reserve(), but a Shortage. Requires: tokens.
+Result<Promises::Offer> KVCacheManager::Impl::offer(std::int32_t row, std::string_view what,
+                                                    std::int64_t num_tokens,
+                                                    const ReserveOptions& chunks) const {
+  KVFOLIO_RETURN_IF_ERROR(check_resting(row, what));
+  KVFOLIO_RETURN_IF_ERROR(check_no_load(row, what));
+  KVFOLIO_RETURN_IF_ERROR(check_growth(rows_[row], what, num_tokens));
+  KVFOLIO_RETURN_IF_ERROR(check_chunks(what, chunks));
+  const std::int64_t most = chunks.most_per_step == 0 ? num_tokens : chunks.most_per_step;
+  Promises::Offer offer = promises_.offer(row, num_tokens, std::min(most, num_tokens));
+  if (offer.room.fits()) return offer;
+  const std::int32_t g = offer.room.short_of;
+  return shortage(offer.room, num_kept(row, g), offer.spared[static_cast<std::size_t>(g)]);
+}
+
 Status KVCacheManager::reserve(SequenceId id, std::int64_t num_tokens,
                                const ReserveOptions& options) {
   KVFOLIO_RECORDED(kReserve, reserve(id, num_tokens, options), id, num_tokens, options);
   Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "reserve", row));
-  KVFOLIO_RETURN_IF_ERROR(m.check_no_load(row, "reserve"));
-  Sequence& s = m.rows_[row];
-  KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "reserve", num_tokens));
-  // Without tokens there is no step to bound.
-  if (options.most_per_step < 0 || (options.most_per_step > num_tokens && num_tokens > 0)) {
-    return {ErrorCode::kInvalidArgument,
-            concat("reserve: most_per_step is ", options.most_per_step, ", allowed: 0 to ",
-                   num_tokens, ", the tokens that are reserved")};
-  }
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  const Result<Promises::Offer> offer = m.offer(row, "reserve", num_tokens, options);
+  if (!offer) return offer.error();
   if (num_tokens == 0) {
     m.promises_.end(row);
-    return {};
+  } else {
+    m.promises_.promise(row, *offer);
   }
-  const std::int64_t most = options.most_per_step == 0 ? num_tokens : options.most_per_step;
-  const Promises::Offer offer = m.promises_.offer(row, num_tokens, most);
-  if (!offer.room.fits()) return m.shortage(offer.room);
-  m.promises_.promise(row, offer);
   return {};
 }
 

@@ -41,6 +41,7 @@ Shortage Room::shortage(std::int32_t g, std::int64_t needed) const noexcept {
   s.free = of.num_free();
   s.evictable = of.num_cached();
   s.retiring = of.num_retiring();
+  s.num_blocks = of.num_blocks();
   s.pinned = of.num_blocks() - s.free - s.evictable - s.retiring;
   return s;
 }

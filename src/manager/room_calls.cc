@@ -9,9 +9,18 @@ namespace kvfolio {
 
 using text::concat;
 
-Shortage KVCacheManager::Impl::shortage(const Room::Plan& plan) const noexcept {
+std::int32_t KVCacheManager::Impl::num_kept(std::int32_t row, std::int32_t g) const noexcept {
+  const auto blocks = table(row, g).blocks(arena());
+  const auto held = std::count_if(blocks.begin(), blocks.end(), [](auto b) { return b >= 0; });
+  return static_cast<std::int32_t>(held) + promises_.num_ready(row, g);
+}
+
+Shortage KVCacheManager::Impl::shortage(const Room::Plan& plan, std::int32_t kept,
+                                        std::int64_t spared) const noexcept {
   const std::int32_t g = plan.short_of;
   Shortage s = blocks_.room().shortage(g, plan.needs.blocks[static_cast<std::size_t>(g)]);
+  s.kept = kept;
+  s.spared = static_cast<std::int32_t>(std::min<std::int64_t>(spared, INT32_MAX));
   s.sequences = static_cast<std::int32_t>(rows_.open().size());
   s.pins = pins_.num_open();
   s.loads = transfers_.num_loads();

@@ -52,7 +52,9 @@ TEST(RoomAlone, APlanNamesTheGroupThatIsShortAndChangesNothing) {
   const Room::Plan plan = room.plan({{4, 3}});
   EXPECT_EQ(plan.short_of, 1);
   const Shortage why = room.shortage(1, 3);
-  EXPECT_EQ(why, (Shortage{.group = 1, .needed = 3, .free = 1, .evictable = 1, .pinned = 1}));
+  EXPECT_EQ(
+      why,
+      (Shortage{.group = 1, .needed = 3, .free = 1, .evictable = 1, .pinned = 1, .num_blocks = 3}));
   EXPECT_EQ(room.available(1), 2);
   EXPECT_EQ(room.pool(1).num_cached(), 1);
   EXPECT_EQ(room.pool(1).refs(held), 1);

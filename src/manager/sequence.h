@@ -39,6 +39,8 @@ struct alignas(64) Sequence {
   bool has_written : 1;     // wrote_last() is last_ticket, not 0
   bool has_promise : 1;     // reserve() keeps blocks for it (Reservations)
   bool has_load : 1;        // details: load. It takes no append
+  bool has_rewinds : 1;     // details: rewinds is not 0
+  bool announces : 1;       // tokens that it will append and publish (Announcements)
   std::int32_t step_entry;  // in the open step, or -1
   std::int32_t length;
   std::int32_t accepted;
@@ -67,7 +69,7 @@ struct alignas(64) Sequence {
 };
 static_assert(sizeof(Sequence) == 64);
 
-// Two lines, which a decode step does not touch.
+// Three lines, which a decode step does not touch.
 struct alignas(64) SequenceDetails {
   std::int32_t trim_sinks;
   std::int32_t trim_first_kept;
@@ -96,10 +98,13 @@ struct alignas(64) SequenceDetails {
   std::uint64_t head_hash;    // if it does not publish; else the tree and its pending tokens tell
   std::uint64_t tail_hash;    // of the prompt from head_tokens on
 
+  std::int32_t rewinds;      // how often committed tokens were cut
+  std::int32_t rewind_base;  // with windows: truncate() goes no further back, but see rewind_from()
+
   // Of Rows.
   std::uint32_t aborted;   // the generation of this row that fail() closed, or 0
   std::int32_t list_link;  // place among the open ones, or the next free row
 };
-static_assert(sizeof(SequenceDetails) == 128);
+static_assert(sizeof(SequenceDetails) == 192);
 
 }  // namespace kvfolio

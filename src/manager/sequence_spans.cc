@@ -125,8 +125,7 @@ std::span<const MediaSpan> SequenceSpans::media_of(const Sequence& s) const noex
           static_cast<std::size_t>(d.num_media)};
 }
 
-std::int32_t SequenceSpans::find_cut_span(const Sequence& s, std::int32_t p) const noexcept {
-  const std::span<const MediaSpan> media = media_of(s);
+std::int32_t SequenceSpans::cut_span(std::span<const MediaSpan> media, std::int32_t p) noexcept {
   const auto span =
       std::partition_point(media.begin(), media.end(), [&](const auto& m) { return m.end <= p; });
   if (span == media.end() || !span->attends_to_itself || span->begin >= p) return Sequence::kNever;

@@ -69,8 +69,10 @@ class SequenceSpans {
   // Where the span begins that attends to itself and that lies on both sides of position p; kNever
   // if there is none. A step that ends inside such a span attends only to the part it already has.
   [[nodiscard]] std::int32_t cut_span(const Sequence& s, std::int32_t p) const noexcept {
-    return !s.has_media ? Sequence::kNever : find_cut_span(s, p);
+    return !s.has_media ? Sequence::kNever : cut_span(media_of(s), p);
   }
+  [[nodiscard]] static std::int32_t cut_span(std::span<const MediaSpan> media,
+                                             std::int32_t p) noexcept;
 
   // ---- words go ----
 
@@ -89,7 +91,6 @@ class SequenceSpans {
     return groups_[static_cast<std::size_t>(g)].blocks_for(tokens);
   }
   [[nodiscard]] SpanArena& arena() noexcept { return tables_.arena(); }
-  [[nodiscard]] std::int32_t find_cut_span(const Sequence& s, std::int32_t p) const noexcept;
 
   Rows& rows_;
   Tables& tables_;

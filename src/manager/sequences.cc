@@ -100,6 +100,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     return spans_.full(what, static_cast<std::int64_t>(options.media.size_bytes() / 4));
   }
 
+  Soon soon;
   const bool wants = options_.prefix_cache && options.prefix_cache;
   const bool publishes = wants && options.publish != Publish::kNothing;
   const std::int32_t root = publishes                  ? tree_->make_root(options.root)
@@ -135,8 +136,11 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     if (publishes) {
       std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.pending));
     }
-    s.length = s.accepted = d.settled = match.tokens;
+    s.length = s.accepted = d.settled = d.rewind_base = match.tokens;
     s.replay = match.whole;
+    const Announcements::Prompt prompt{root, tokens, options.media};
+    if (announcements_.any() && options.look_up) soon = find_soon(prompt);
+    if (options.announce && publishes) announce(row, prompt);
     if (match.whole) d.replay_token = tokens.back();
     d.found_tokens = match.tokens;
     blocks_.note_peak();
@@ -151,7 +155,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   ++counters_.sequences_opened;
   counters_.tokens_looked_up += tokens.size();
   counters_.tokens_reused += static_cast<std::uint64_t>(s.length);
-  return Opened{rows_.id_of(s), s.length};
+  return Opened{rows_.id_of(s), s.length, soon};
 }
 
 // ---- fork ----
@@ -184,6 +188,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   child_details.admitted = 0;
   m.prompts_.note_fork(from, row, publishes);
   child_details.reuse_step = 0;
+  child_details.rewinds = 0;
   child_details.media = media;
   child_details.priority = options.priority;
   child.has_written = false;  // the parent's blocks tell whether a failed step concerns it
@@ -192,6 +197,8 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   child.used = true;
   child.has_promise = false;
   child.has_load = false;
+  child.has_rewinds = false;
+  child.announces = false;
   child.publishes = publishes;
   child.place = publishes ? m.tree_->copy(parent.place) : Place();
   if (publishes) {
@@ -230,6 +237,7 @@ void KVCacheManager::Impl::forget_sequence(std::int32_t row, bool aborted) noexc
 
 void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
+  if (!mutant(Mutant::kSoonKeptAfterClose)) end_announcement(row);
   promises_.end(row);
   leave_load(row);
   rows_.leave_open(row);
@@ -274,6 +282,14 @@ Status KVCacheManager::preempt(SequenceId id) {
   m.end_sequence(row);
   ++m.counters_.sequences_preempted;
   return {};
+}
+
+Status KVCacheManager::cancel(SequenceId id) {
+  KVFOLIO_RECORDED(kCancel, cancel(id), id);
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(impl_->find(id, row));
+  if (impl_->rows_[row].step_entry >= 0) KVFOLIO_RETURN_IF_ERROR(undo(id));
+  return close(id);
 }
 
 Result<Opened> KVCacheManager::open(std::span<const std::int32_t> tokens,

@@ -73,6 +73,7 @@ class StateReader::Writer {
     for (const std::int32_t row : open) rows_.of(row);
     for (const std::int32_t row : m_.rows_.closing()) rows_.of(row);
     for (std::int32_t name = 0; name < rows_.size(); ++name) write_sequence(rows_.met(name));
+    write_announcements();
     write_resting();
     write_pins();
     write_steps();
@@ -150,9 +151,9 @@ class StateReader::Writer {
   void write_options() {
     for (const GroupSpec& group : m_.spec_.groups) {
       const auto& [num_layers, num_kv_heads, head_dim_k, head_dim_v, v_is_prefix_of_k, block_size,
-                   dtype, format, kind, window, num_sinks, num_blocks] = group;
+                   dtype, format, kind, window, num_sinks, num_blocks, rewind] = group;
       for (const std::int32_t value : {num_layers, num_kv_heads, head_dim_k, head_dim_v, block_size,
-                                       window, num_sinks, num_blocks}) {
+                                       window, num_sinks, num_blocks, rewind}) {
         put(value);
       }
       put(v_is_prefix_of_k);
@@ -164,14 +165,14 @@ class StateReader::Writer {
     const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                  max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                  max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-                 list_findable, id_tag, copies_by_host] = m_.options_;
+                 list_findable, id_tag, copies_by_host, max_announced_tokens] = m_.options_;
     static_cast<void>(id_tag);
     for (const std::int64_t value :
          {std::int64_t{max_sequences}, std::int64_t{max_pins}, std::int64_t{max_transfers},
           std::int64_t{max_steps_in_flight}, std::int64_t{max_sequence_tokens}, max_index_tokens,
           std::int64_t{max_runs}, std::int64_t{max_root_keys}, max_root_key_bytes,
-          std::int64_t{max_media_extents}, max_table_entries,
-          static_cast<std::int64_t>(hash_seed)}) {
+          std::int64_t{max_media_extents}, max_table_entries, static_cast<std::int64_t>(hash_seed),
+          max_announced_tokens}) {
       put(value);
     }
     put(order);
@@ -295,6 +296,8 @@ class StateReader::Writer {
     put(s.unnamed_from);
     put(d.trim_sinks);
     put(d.trim_first_kept);
+    if (all_) put(d.rewinds);
+    if (all_ && m_.borders_.any()) put(d.rewind_base);
     put(s.step_entry >= 0);
     put(s.late_names);
     put(rank(s.last_ticket));
@@ -365,6 +368,20 @@ class StateReader::Writer {
       // Which of them is taken first is a matter of names.
       put(reservations.num_ready(row, g));
     }
+  }
+
+  // In the order of opening, which decides between equals.
+  void write_announcements() {
+    put(-17);
+    const Announcements& announced = m_.announcements_;
+    announced.for_each([&](std::int32_t row) {
+      put(rows_.peek(row));
+      put(announced.end(row));
+      const std::int32_t unit = m_.tree_->unit();
+      for (std::int32_t at = announced.begin(row); at < announced.end(row); at += unit) {
+        for (const std::int32_t token : announced.unit_at(row, at)) put(token);
+      }
+    });
   }
 
   // Rows without a sequence that a step uses: which of them does not matter.

@@ -29,7 +29,7 @@ bool StepLog::allocate(std::int32_t most_in_flight, std::int32_t num_groups, std
     const bool ok = step.entries.allocate_zeroed(2 * rows) &&
                     step.changes.allocate_zeroed(2 * rows * num_groups) &&
                     step.entry_of.allocate_zeroed(rows) && step.words.allocate_zeroed(words) &&
-                    step.sequences.allocate_zeroed(rows) &&
+                    step.sequences.allocate_zeroed(rows) && step.caller_ids.allocate_zeroed(rows) &&
                     step.shared.allocate_zeroed(rows * num_groups);
     if (!ok) return false;
     step.group_plans.resize(index(num_groups));
@@ -111,7 +111,7 @@ namespace {
 void copy_step(Step& step, const Step& other) noexcept {
   const auto& [ticket, num_groups, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
                planned_changes, num_planned, entries, changes, entry_of, words, num_words,
-               sequences, shared, num_shared, group_plans, plan] = other;
+               sequences, caller_ids, shared, num_shared, group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
   step.num_removed = num_removed;
@@ -148,7 +148,7 @@ MemoryUse StepLog::memory() const noexcept {
   MemoryUse sum;
   for (const Step& step : steps_) {
     sum += MemoryUse::whole(step.entries.bytes() + step.changes.bytes() + step.entry_of.bytes() +
-                            step.sequences.bytes() + step.shared.bytes());
+                            step.sequences.bytes() + step.caller_ids.bytes() + step.shared.bytes());
     sum += {step.words.bytes(), 4 * step.num_words};
   }
   return sum;

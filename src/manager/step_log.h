@@ -74,6 +74,7 @@ struct Step {
   FixedArray<std::int32_t> words;
   std::int64_t num_words = 0;  // that the last plan took
   FixedArray<SequenceId> sequences;
+  FixedArray<std::uint64_t> caller_ids;
   FixedArray<SharedPrefix> shared;
   std::int32_t num_shared = 0;
   std::vector<GroupPlan> group_plans;

@@ -166,6 +166,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     s.last_ticket = step.ticket;
     s.has_planned = true;
     s.exact_until = std::min(s.exact_until, m.spans_.cut_span(s, e.end));
+    if (s.announces && s.exact_until < m.announcements_.end(e.row)) m.end_announcement(e.row);
     KVFOLIO_DCHECK(e.end > e.write_begin || !s.has_written);
     s.has_written = e.end > e.write_begin;
     s.step_entry = -1;

@@ -119,7 +119,11 @@ void TableBlocks::move_windows(std::int32_t row) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!group(g).windowed()) continue;
     const GroupRule& rule = group(g).rule;
-    std::int32_t keep_from = rule.keep_from(s.accepted);
+    std::int32_t keep_from = group(g).keep_from(s.accepted);
+    if (group(g).spec.rewind > 0) {
+      // What lies before is not kept to go back to: open(), or a load, did not bring it.
+      keep_from = std::max(keep_from, rule.first_read(rows_.details(row).rewind_base));
+    }
     if (mutant(Mutant::kWindowReleasedBeforeCommit) && s.step_entry >= 0) {
       keep_from = std::min(rule.keep_from(s.length), group(g).size.begin_of(s.accepted));
     }

@@ -4,6 +4,7 @@
 // window.
 
 #include <algorithm>
+#include <array>
 
 #include "manager/impl.h"
 #include "manager/op_writer.h"
@@ -14,41 +15,118 @@ using text::concat;
 
 // ---- truncate ----
 
-Status KVCacheManager::Impl::check_truncate(std::int32_t row, std::int32_t n) const {
+std::int32_t KVCacheManager::Impl::rewind_from(std::int32_t row) const noexcept {
   const SequenceDetails& d = details(row);
-  const bool trimmed = rows_[row].has_trim;
-  if (trimmed && n > d.trim_sinks && n < d.trim_first_kept) {
+  std::int32_t from = 0;
+  if (borders_.any()) {
+    std::int32_t least = kMaxSequenceTokens;
+    for (const Group& group : groups_) {
+      if (group.windowed()) least = std::min(least, group.spec.rewind);
+    }
+    from = std::max(d.rewind_base, rows_[row].accepted - least);
+  }
+  return std::max(from, d.trim_first_kept);
+}
+
+// Calls visit(g, logical) for each block that position n reads and that a window group does not
+// hold any more, in order. A full group lacks nothing but what a trim dropped. The others are asked
+// about what position n reads, not about what they dropped before.
+template <typename Visit>
+void KVCacheManager::Impl::for_each_missing(std::int32_t row, std::int32_t n,
+                                            const Visit& visit) const {
+  const SequenceDetails& d = details(row);
+  const bool trimmed = rows_[row].has_trim && n > d.trim_sinks;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!windowed(g)) continue;
+    const GroupRule& rule = group(g).rule;
+    const std::int32_t size = block_size(g);
+    const auto over = [&](std::int32_t from, std::int32_t to) {
+      for (std::int32_t logical = from / size; logical * size < to; ++logical) {
+        if (table(row, g).at(arena(), logical).valid()) continue;
+        const bool is_next = logical * size < n && (logical + 1) * size > n;
+        const bool in_trim = trimmed && !is_next &&
+                             std::max(from, logical * size) >= d.trim_sinks &&
+                             std::min(to, (logical + 1) * size) <= d.trim_first_kept;
+        if (!in_trim) visit(g, logical);
+      }
+    };
+    // The block that the next token goes to has to be there, whatever the window.
+    const std::int32_t first =
+        n % size == 0 ? rule.first_read(n) : std::min(rule.first_read(n), n / size * size);
+    const std::int32_t sinks = std::min(rule.num_sinks(), n);
+    if (sinks <= first / size * size) {
+      over(0, sinks);
+      over(first, n);
+    } else {
+      over(0, n);
+    }
+  }
+}
+
+// What the cache has of the sequence's own path; not valid() if it has given it up.
+BlockId KVCacheManager::Impl::block_on_path(const Sequence& s, std::int32_t g,
+                                            std::int32_t logical) const noexcept {
+  const std::int64_t end = std::int64_t{logical + 1} * block_size(g);
+  if (!s.publishes || end > s.place.position) return {};
+  return tree_->entry_at(s.place, GroupId(g), logical);
+}
+
+// Every group holds what position n reads, or can take it back from the cache.
+Status KVCacheManager::Impl::check_truncate(std::int32_t row, std::int32_t n) const {
+  const Sequence& s = rows_[row];
+  const SequenceDetails& d = details(row);
+  if (s.has_trim && n > d.trim_sinks && n < d.trim_first_kept) {
     return {ErrorCode::kFailedPrecondition,
             concat("truncate to ", n, ": every group dropped positions ", d.trim_sinks, " to ",
                    d.trim_first_kept - 1, " in a trim")};
   }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    // A full group lacks nothing but what a trim dropped. The others are asked about what position
-    // n reads, not about what they dropped before.
-    if (!windowed(g)) continue;
-    const GroupRule& rule = group(g).rule;
-    const std::int32_t size = block_size(g);
-    const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
-      for (std::int32_t logical = from / size; logical * size < to; ++logical) {
-        if (table(row, g).at(arena(), logical).valid()) continue;
-        const bool in_trim = trimmed && n > d.trim_sinks &&
-                             std::max(from, logical * size) >= d.trim_sinks &&
-                             std::min(to, (logical + 1) * size) <= d.trim_first_kept;
-        if (!in_trim) return logical;
-      }
-      return -1;
-    };
-    std::int32_t missing = lacks(rule.first_read(n), n);
-    // The block that the next token goes to has to be there, whatever the window.
-    if (n % size != 0 && !table(row, g).at(arena(), n / size).valid()) missing = n / size;
-    if (missing < 0) missing = lacks(0, std::min(rule.num_sinks(), n));
-    if (missing >= 0) {
-      return {ErrorCode::kFailedPrecondition,
-              concat("truncate to ", n, ": group ", g, " (window ", group(g).spec.window,
-                     ") no longer holds block ", missing, ", which position ", n, " reads")};
+  std::int32_t lacking = -1;
+  std::int32_t missing = -1;
+  std::array<Revived, kMaxGroups> revived;
+  for_each_missing(row, n, [&](std::int32_t g, std::int32_t logical) {
+    const BlockId block = block_on_path(s, g, logical);
+    if (block.valid()) {
+      promises_.count_revived(g, block, revived[static_cast<std::size_t>(g)]);
+    } else if (lacking < 0) {
+      lacking = g;
+      missing = logical;
     }
+  });
+  if (lacking >= 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("truncate to ", n, ": group ", lacking, " (window ", group(lacking).spec.window,
+                   ") no longer holds block ", missing, ", which position ", n,
+                   " reads: rewind_from is ", rewind_from(row), ", ",
+                   s.publishes ? "the cache has not kept it" : "the sequence is not in the cache")};
   }
-  return {};
+  Room::Needs needs;
+  for (std::int32_t g = 0; g < num_groups() && promises_.any(); ++g) {
+    const Revived& held = revived[static_cast<std::size_t>(g)];
+    needs.blocks[static_cast<std::size_t>(g)] = held.cost > 0 ? held.cost + held.cached : 0;
+  }
+  const Room::Plan plan = blocks_.plan(needs);
+  return plan.fits() ? Status() : shortage(plan);
+}
+
+// The sequence holds again what position n reads and its windows had let go of. Requires:
+// check_truncate().
+void KVCacheManager::Impl::take_back(std::int32_t row, std::int32_t n) noexcept {
+  const Sequence& s = rows_[row];
+  promises_.share([&](const auto& visit) {
+    for_each_missing(row, n, [&](std::int32_t g, std::int32_t logical) {
+      const std::int32_t block[] = {block_on_path(s, g, logical).value()};
+      visit(g, block);
+    });
+  });
+  blocks_.note_peak();
+  // Each entry that is set is missing no more, and those behind it are visited all the same.
+  for_each_missing(row, n, [&](std::int32_t g, std::int32_t logical) {
+    table(row, g).set(arena(), logical, block_on_path(s, g, logical));
+    tables_.note_entries(row, g, logical);
+    if (mutant(Mutant::kTakeBackKeepsWindow)) return;
+    std::int32_t& begin = tables_.window_begin(row, g);
+    begin = std::min(begin, std::max(logical, blocks_for(g, group(g).rule.num_sinks())));
+  });
 }
 
 // The tokens that the sequence itself keeps end with the sequence, or with what is exact of it;
@@ -68,7 +146,14 @@ void KVCacheManager::Impl::drop_pending_beyond(Sequence& s) noexcept {
 void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcept {
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
-  if (n < s.length) leave_load(row);
+  if (n < s.length) {
+    leave_load(row);
+    end_announcement(row);
+    // Tokens of the open step are not here: the sequence rests.
+    if (!mutant(Mutant::kRewindsNotCounted)) ++d.rewinds;
+    s.has_rewinds = true;
+  }
+  d.rewind_base = std::min(rewind_from(row), n);
   if (n < d.found_tokens) d.found_tokens = -1;  // it does not stand there any more
   s.replay = false;
   s.used = true;
@@ -105,7 +190,10 @@ Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string
   }
   // Beyond the length a replayed token's block is held.
   if (n == s.length && !s.replay) return {};
-  if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(row, n));
+  if (n < s.accepted) {
+    KVFOLIO_RETURN_IF_ERROR(check_truncate(row, n));
+    take_back(row, n);
+  }
   truncate_to(row, n);
   promises_.return_surplus(row);
   return {};
@@ -144,6 +232,7 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
   const std::int32_t dropped = (first_kept - sinks) - before;
   if (dropped == 0) return 0;
 
+  m.end_announcement(row);
   // A replayed token's block is held beyond the length; it goes, the append will do without.
   if (s.replay) m.truncate_to(row, s.length);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {

@@ -38,6 +38,8 @@ void add_counters(Metrics& metrics, const Counters& c, MetricLabels labels) {
   add("kvfolio_published_blocks_total", "Blocks that became findable.", c.blocks_published);
   add("kvfolio_publications_skipped_total",
       "Times that a sequence could not publish for lack of room.", c.publications_skipped);
+  add("kvfolio_announcements_skipped_total", "Prompts that were not announced for lack of room.",
+      c.announcements_skipped);
   add("kvfolio_sequences_opened_total", "Sequences that were opened, without forks.",
       c.sequences_opened);
   add("kvfolio_sequences_closed_total", "Sequences that ended by close().", c.sequences_closed);

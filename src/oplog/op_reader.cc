@@ -201,19 +201,20 @@ Status OpDecoder::read_header(OpLogHeader& header) {
     return status_.ok() ? Status(ErrorCode::kCorrupt, "not an operation log") : status_;
   }
   header.format = static_cast<std::uint32_t>(word(4));
-  is_bare_ = header.format == kOpLogFormatBare;
-  if (header.format != kOpLogFormat && !is_bare_) {
+  if (header.format < kOpLogFormatBare || header.format > kOpLogFormat) {
     return {ErrorCode::kUnsupported,
             concat("operation log of format ", header.format, ", this library reads formats ",
-                   kOpLogFormatBare, " and ", kOpLogFormat)};
+                   kOpLogFormatBare, " to ", kOpLogFormat)};
   }
-  if (is_bare_) header.options.copies_by_host = true;
+  format_ = header.format;
+  const bool is_bare = format_ == kOpLogFormatBare;
+  if (is_bare) header.options.copies_by_host = true;
   const auto size = static_cast<std::int64_t>(word(4));
   Status damaged(ErrorCode::kCorrupt, "operation log: its header is damaged");
   if (size > kMostHeaderBytes || size + 4 > left()) return damaged;
   // The whole header is in the first buffer.
   KVFOLIO_CHECK(at_ + static_cast<std::size_t>(size) <= filled_);
-  const std::size_t hashed_from = is_bare_ ? at_ : 0;
+  const std::size_t hashed_from = is_bare ? at_ : 0;
   const std::uint32_t hash = op_piece::hash_of(
       std::span(buffer_).subspan(hashed_from, at_ + static_cast<std::size_t>(size) - hashed_from));
   const std::int64_t behind = left() - size;
@@ -229,8 +230,8 @@ Status OpDecoder::read_header(OpLogHeader& header) {
   visit({}, header.options);
   if (left() != behind || word(4) != hash || stopped()) return damaged;
   texts_.clear();
-  end_.hash_is_ours = !is_bare_ && header.library == version();
-  if (is_bare_) return {};
+  end_.hash_is_ours = format_ == kOpLogFormat && header.library == version();
+  if (is_bare) return {};
   // From here on each buffer is one piece.
   in_pieces_ = true;
   position_ = size_ - left();

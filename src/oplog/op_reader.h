@@ -106,7 +106,7 @@ class OpDecoder : public OpArchive<OpDecoder> {
       if (value != bits) corrupt("a number is out of range");
     }
   }
-  [[nodiscard]] bool knows_copies_by_host() const noexcept { return !is_bare_; }
+  [[nodiscard]] std::uint32_t format() const noexcept { return format_; }
   void real(std::string_view, double& value) { value = std::bit_cast<double>(word(8)); }
   void bytes(std::string_view, std::string_view& value);
   void content(std::string_view, std::array<std::byte, 32>& value) {
@@ -192,7 +192,7 @@ class OpDecoder : public OpArchive<OpDecoder> {
   std::vector<std::byte> buffer_;
   std::size_t at_ = 0;
   std::size_t filled_ = 0;
-  bool is_bare_ = false;    // of format 1 (op_codes.h)
+  std::uint32_t format_ = kOpLogFormat;
   bool in_pieces_ = false;  // what follows the header
   bool cut_ = false;        // the log ended inside something
   Status status_;

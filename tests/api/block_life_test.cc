@@ -173,7 +173,8 @@ TEST(BlockLife, ReleasedBlocksRetireUntilTheirStepIsComplete) {
                                         .evictable = 0,
                                         .pinned = 0,
                                         .retiring = 2,
-                                        .sequences = 1}));
+                                        .sequences = 1,
+                                        .num_blocks = 4}));
   must(e.manager.complete(t));
   EXPECT_EQ(e.usage().retiring, 0);
   EXPECT_TRUE(e.manager.append(next.sequence, tokens(1, 12)).ok());
@@ -223,8 +224,10 @@ TEST(BlockLife, ShortageIsASentenceWithTheNumbers) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 10));
   const Status full = e.manager.admit(s, 100);
-  EXPECT_EQ(full.message(),
-            "group 0: need 25 blocks, 5 free, 0 evictable (3 pinned by 1 sequence, 0 retiring)");
+  EXPECT_EQ(
+      full.message(),
+      "group 0: need 25 blocks, 5 free, 0 evictable (3 pinned by 1 sequence, 0 retiring); never: "
+      "the group has 8 blocks and 3 are kept");
 }
 
 TEST(BlockLife, SecondCloseIsAnError) {

@@ -60,6 +60,8 @@ class Busy {
     trimmed = must(manager.open(tokens(500, 1))).sequence;
     feed(trimmed, tokens(500, 30));
     must(manager.trim(trimmed, {.num_sinks = 3, .window = 5}));
+    announcer = must(manager.open(announced, {.announce = true})).sequence;
+    feed(announcer, tokens(700, 9));
     // The first search looks at each sequence, the second makes a heap.
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(manager.select_victim(VictimPolicy::kLru).has_value());
     if (with_storage) return;
@@ -86,12 +88,14 @@ class Busy {
   Tokens prompt = tokens(1, 38);
   Tokens other = tokens(100, 20);
   Tokens picture_and_more = tokens(100, 28);
+  Tokens announced = tokens(700, 250);
   std::array<MediaSpan, 1> spans{MediaSpan{.begin = 3, .end = 11}};
   KVCacheManager manager;
   SequenceId parent;
   SequenceId child;
   SequenceId picture;
   SequenceId trimmed;
+  SequenceId announcer;
   std::int32_t hit = 0;
 
  private:
@@ -112,6 +116,14 @@ struct Call {
   std::string_view name;
   void (*make)(const Busy& busy, KVCacheManager& target, Answers& out);
 };
+
+void soon(const Busy& busy, KVCacheManager&, Answers& out) {
+  for (const std::size_t n : {0U, 8U, 13U, 250U}) {
+    const Soon soon = must(busy.manager.soon(std::span(busy.announced).first(n)));
+    out.add(soon.tokens, soon.by.value());
+  }
+  out.add(must(busy.manager.soon(busy.other, busy.media())).tokens);
+}
 
 void probe(const Busy& busy, KVCacheManager&, Answers& out) {
   for (std::size_t n = 1; n <= busy.prompt.size(); ++n) {
@@ -242,6 +254,7 @@ void copy_to(const Busy& busy, KVCacheManager& target, Answers& out) {
 
 constexpr std::array kCalls = {
     Call{"probe", probe},
+    Call{"soon", soon},
     Call{"admit", admit},
     Call{"info", info},
     Call{"block_table", block_table},
@@ -273,6 +286,7 @@ TEST(ManagerConst, TheManagerThatIsAskedIsInTheMiddleOfEverything) {
   EXPECT_EQ(must(busy.manager.probe(busy.prompt)), 37);
   EXPECT_GT(must(busy.manager.probe(busy.other, busy.media())), 0);
   EXPECT_EQ(must(busy.manager.probe(busy.other)), 0);
+  EXPECT_EQ(must(busy.manager.soon(busy.announced)), (Soon{248, busy.announcer}));
 }
 
 TEST(ManagerConst, SeveralThreadsMayAskAtTheSameTime) {

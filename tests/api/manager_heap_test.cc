@@ -152,6 +152,16 @@ int sequences_and_steps(KVCacheManager& m, Prepared& with) {
   MUST(m.set_tokens(late->sequence, prompt.first(3)));
   MUST(m.truncate(late->sequence, 1));
   MUST(m.close(late->sequence));
+  const Result<Opened> leader = m.open(with.other, {.announce = true});
+  MUST(leader);
+  MUST(m.soon(with.other));
+  t = m.begin_step();
+  MUST(m.append(leader->sequence,
+                std::span(with.other).subspan(static_cast<std::size_t>(leader->cached_tokens))));
+  MUST(m.plan());
+  MUST(m.run_copies());
+  MUST(m.finish(*t));
+  MUST(m.close(leader->sequence));
 
   // Questions, pins, room.
   MUST(m.probe(prompt));

@@ -40,6 +40,7 @@ TEST(Moved, ACallThatCanSaysThatTheManagerWasMovedFrom) {
   };
   says("open", status_of(m.open({})));
   says("probe", status_of(m.probe({})));
+  says("soon", status_of(m.soon({})));
   says("fork", status_of(m.fork({})));
   says("adopt", status_of(m.adopt({}, {}, 0)));
   says("truncate", status_of(m.truncate({}, 0)));

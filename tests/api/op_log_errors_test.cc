@@ -384,7 +384,7 @@ TEST(OpLog, AFileHasMode0600AndSaysWhatIsWrongWithItsPlace) {
   EXPECT_FALSE(FileLog::create(testing::TempDir()));
 }
 
-// The log as format 1 had it: bare, and its options end with id_tag.
+// The log of format 2 as format 1 had it: bare, and its options end with id_tag.
 void make_format_1(Memory& log) {
   const op_log_pieces::Bytes calls = op_log_pieces::calls_of(log.bytes);
   std::vector<std::byte> old(
@@ -430,6 +430,7 @@ TEST(OpLog, ALogFromBeforeMistakesWereRefusedIsReplayedAsItWasAnswered) {
       must(KVCacheManager::create(must(KVStorage::create(CacheSpec{recorded_groups()}))));
   detail::trust_host(manager);  // as the library was then
   OpLog log(log_bytes);
+  detail::write_format_2(log);
   manager.record(&log);
   make_every_mistake(manager);
   manager.record(nullptr);
@@ -445,6 +446,63 @@ TEST(OpLog, ALogFromBeforeMistakesWereRefusedIsReplayedAsItWasAnswered) {
   EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->replayed;
   EXPECT_TRUE(replay.log.ended);
   EXPECT_TRUE(replay.manager.options().copies_by_host);
+}
+
+TEST(OpLog, ALogOfFormat2IsReplayed) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16), window_group(4, 16, 5)});
+  OpLog log(log_bytes);
+  detail::write_format_2(log);
+  e.manager.record(&log);
+  e.cache(tokens(1, 6));
+  e.say(tokens(1, 9));
+  e.manager.record(nullptr);
+  EXPECT_EQ(must(OpLogReader::open(log_bytes)).header().format, 2U);
+  const Replay replay = must(replay_log(log_bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
+  EXPECT_FALSE(replay.log.hash_is_ours);
+  EXPECT_EQ(replay.manager.counters().tokens_reused, 6U);
+}
+
+TEST(OpLog, RewindsCallersAndTouchesAreReplayed) {
+  Memory log_bytes;
+  GroupSpec window = window_group(4, 16, 5);
+  window.rewind = 7;
+  Engine e({full_group(4, 16), window});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  const SequenceId s = e.open(tokens(1, 20), {.caller_id = 3}).sequence;
+  const Ticket ticket = must(e.manager.begin_step());
+  must(e.manager.append_prompt(s, tokens(1, 20), 18));
+  must(e.manager.plan({.caller_ids = true}));
+  must(e.manager.finish(ticket));
+  must(e.manager.truncate(s, 11));
+  must(e.manager.touch(s));
+  must(e.manager.cancel(s));
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->replayed;
+  EXPECT_EQ(replay.manager.spec().groups[1].rewind, 7);
+  EXPECT_EQ(replay.manager.counters().sequences_closed, 1U);
+}
+
+TEST(OpLog, AnnouncementsAreReplayed) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16)}, {.max_announced_tokens = 24});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  const SequenceId first = e.open(tokens(1, 16), {.announce = true}).sequence;
+  EXPECT_EQ(e.open(tokens(1, 16), {.announce = true}).soon.by, first);  // and is left out
+  e.feed(first, tokens(1, 9));
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes));
+  EXPECT_FALSE(replay.difference) << replay.difference->name;
+  EXPECT_EQ(replay.manager.counters().announcements_skipped, 1U);
+  EXPECT_EQ(must(replay.manager.soon(tokens(1, 16))), (Soon{15, first}));
+  EXPECT_EQ(must(replay.manager.state_hash()), *replay.log.state_hash);
 }
 
 TEST(OpLog, WhoCopiesIsReplayedAsItWasSet) {

@@ -250,11 +250,12 @@ TEST(Plan, ASequenceKeepsItsRowWhileItIsOpenAndLeavesItToAnother) {
 TEST(Plan, ArraysOfAStepLieInOnePieceWithoutGaps) {
   TwoRows t;
   const StepPlan& plan = *must(t.e.manager.plan({.flashinfer = true}));
-  std::vector<std::span<const std::int32_t>> arrays = {plan.query_start, plan.rows, plan.kv_lens,
-                                                       plan.trim_sinks, plan.trim_first_kept};
+  std::vector<std::span<const std::int32_t>> arrays = {plan.query_start,     plan.rows,
+                                                       plan.kv_lens,         plan.trim_sinks,
+                                                       plan.trim_first_kept, plan.rewinds};
   for (const GroupPlan& group : plan.groups) {
     for (const auto array : {group.slot_mapping, group.block_table, group.kv_indptr,
-                             group.kv_indices, group.kv_last_page_len}) {
+                             group.kv_indices, group.kv_last_page_len, group.kv_first_live}) {
       arrays.push_back(array);
     }
   }

@@ -116,6 +116,15 @@ void call_sequences(void) {
   CHECK(n == 7);  // the last token is computed
   MUST(kvfolio_probe(m, root, kTokens, 8, NULL, 0, NULL, &n, &g_error));
   CHECK(n == 0);
+  const kvfolio_open_options announces = {.struct_size = sizeof announces, .announce = 1};
+  kvfolio_sequence leader = 0;
+  kvfolio_sequence by = 0;
+  MUST(kvfolio_open(m, root, kTokens, 8, NULL, 0, &announces, &leader, NULL, &g_error));
+  MUST(kvfolio_soon(m, root, kTokens, 8, NULL, 0, NULL, &n, &by, &g_error));
+  CHECK(n == 7 && by == leader);
+  MUST(kvfolio_close(m, leader, &g_error));
+  MUST(kvfolio_soon(m, root, kTokens, 8, NULL, 0, NULL, &n, &by, &g_error));
+  CHECK(n == 0 && by == 0);
   kvfolio_root_destroy(root);
 
   kvfolio_sequence b = 0;
@@ -131,6 +140,17 @@ void call_sequences(void) {
   MUST(kvfolio_clear(m, b, &g_error));
   CHECK(length_of(m, b) == 0);
   MUST(kvfolio_set_priority(m, b, -3, &g_error));
+  MUST(kvfolio_touch(m, b, &g_error));
+
+  kvfolio_sequence given_up = 0;
+  MUST(kvfolio_open(m, NULL, NULL, 0, NULL, 0, NULL, &given_up, NULL, &g_error));
+  kvfolio_ticket step = 0;
+  int32_t appended = -1;
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  MUST(kvfolio_append_prompt(m, given_up, kTokens, 8, 3, &appended, &g_error));
+  CHECK(appended == 3 && length_of(m, given_up) == 3);
+  MUST(kvfolio_cancel(m, given_up, &g_error));
+  MUST(kvfolio_drop(m, step, &g_error));
 
   kvfolio_sequence c = 0;
   MUST(kvfolio_fork(m, a, NULL, &c, &g_error));
@@ -199,8 +219,18 @@ void call_room(void) {
   CHECK(g_error.shortage.needed > g_error.shortage.free + g_error.shortage.evictable);
   int32_t cached = -1;
   int32_t blocks = -1;
-  MUST(kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, &cached, &blocks, 1, &g_error));
+  CHECK(g_error.shortage.never == 1 && g_error.shortage.kept >= 2 &&
+        g_error.shortage.num_blocks > 0);
+  MUST(kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, 0, &cached, &blocks, 1,
+                            &g_error));
   CHECK(cached == 7 && blocks >= 1);
+  int32_t in_chunks = -1;
+  MUST(kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, 2, &cached, &in_chunks, 1,
+                            &g_error));
+  CHECK(cached == 7 && in_chunks >= 1);
+  MUST(kvfolio_admit_sequence(m, a, 4, 2, &in_chunks, 1, &g_error));
+  CHECK(in_chunks >= 1);
+  CHECK(kvfolio_admit_sequence(m, a, 100, 0, NULL, 0, &g_error) == KVFOLIO_ERR_NO_BLOCKS);
   MUST(kvfolio_reserve(m, a, 4, 1, &g_error));
   MUST(kvfolio_reserve(m, a, 0, 0, &g_error));
 

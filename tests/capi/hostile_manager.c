@@ -83,7 +83,7 @@ void hostile_creation(void) {
   BAD(kvfolio_fit(NULL, 1, 1 << 20, E));
   BAD(kvfolio_fit(&g, 1, INT64_MIN, E));
   BAD(kvfolio_fit(&g, 1, 0, E));
-  g.struct_size = sizeof g - 4;
+  g.struct_size = offsetof(kvfolio_group_spec, num_blocks);
   BAD(kvfolio_fit(&g, 1, 1 << 20, E));
   BAD(kvfolio_plan_layouts(w.groups, 2, NULL, E));
   BAD(kvfolio_plan_layouts(NULL, 2, &w.out.layout, E));
@@ -127,6 +127,10 @@ static void bad_prompts(void) {
   BAD(kvfolio_probe(NULL, NULL, w.tokens, 5, NULL, 0, NULL, cached, E));
   BAD(kvfolio_probe(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, E));
   BAD(kvfolio_probe(M, NULL, w.tokens, -5, NULL, 0, NULL, cached, E));
+  BAD(kvfolio_soon(NULL, NULL, w.tokens, 5, NULL, 0, NULL, cached, out, E));
+  BAD(kvfolio_soon(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, out, E));
+  BAD(kvfolio_soon(M, NULL, w.tokens, -5, NULL, 0, NULL, cached, out, E));
+  BAD(kvfolio_soon(M, NULL, w.tokens, 5, NULL, 0, &o, cached, NULL, E));
   BAD(kvfolio_open_unnamed(M, NULL, -1, NULL, 0, NULL, out, E));
   BAD(kvfolio_open_unnamed(M, NULL, INT64_MAX, NULL, 0, NULL, out, E));
   BAD(kvfolio_pin(M, NULL, w.tokens, INT64_MIN, NULL, 0, NULL, &w.out.id, cached, E));
@@ -151,6 +155,10 @@ static void bad_ids(void) {
     BAD(kvfolio_trim(M, id, 0, 1, &w.out.i32, E));
     BAD(kvfolio_close(M, id, E));
     BAD(kvfolio_preempt(M, id, E));
+    BAD(kvfolio_cancel(M, id, E));
+    BAD(kvfolio_touch(M, id, E));
+    BAD(kvfolio_append_prompt(M, id, w.tokens, 20, 4, &w.out.i32, E));
+    BAD(kvfolio_admit_sequence(M, id, 1, 1, w.out.i32s, 1, E));
     BAD(kvfolio_set_priority(M, id, 1, E));
     BAD(kvfolio_set_tokens(M, id, w.tokens, 1, E));
     BAD(kvfolio_undo(M, id, E));
@@ -191,6 +199,9 @@ void hostile_steps(void) {
   BAD(kvfolio_begin_step(M, 0, NULL, E));
   BAD(kvfolio_begin_step(M, 0, &w.out.id, E));  // one is open
   BAD(kvfolio_append(M, w.idle, w.tokens, 20, 21, E));
+  BAD(kvfolio_append_prompt(M, w.idle, w.tokens, 20, 0, &w.out.i32, E));
+  BAD(kvfolio_append_prompt(M, w.idle, w.tokens, 20, -1, &w.out.i32, E));
+  BAD(kvfolio_append_prompt(M, w.idle, NULL, 20, 4, &w.out.i32, E));
   BAD(kvfolio_append(M, w.idle, w.tokens, 20, -1, E));
   BAD(kvfolio_append(M, w.idle, w.tokens, -20, 0, E));
   BAD(kvfolio_append(M, w.idle, NULL, 1, 0, E));
@@ -236,10 +247,16 @@ void hostile_room(void) {
   BAD(kvfolio_admit(M, &w.idle, ones, 99999, E));
   BAD(kvfolio_admit(M, twice, ones, 2, E));
   BAD(kvfolio_admit(M, NULL, ones, 2, E));
-  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, much, &w.out.i32, NULL, 0, E));
-  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, -1, &w.out.i32, NULL, 0, E));
-  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, NULL, w.out.i32s, 3, E));
-  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, NULL, w.out.i32s, -1, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, much, 0, &w.out.i32, NULL, 0, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, -1, 0, &w.out.i32, NULL, 0, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, -1, &w.out.i32, NULL, 0, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, 0, NULL, w.out.i32s, 3, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, 0, NULL, w.out.i32s, -1, E));
+  BAD(kvfolio_admit_sequence(M, w.idle, much, 1, w.out.i32s, 1, E));
+  BAD(kvfolio_admit_sequence(M, w.idle, -1, 1, w.out.i32s, 1, E));
+  BAD(kvfolio_admit_sequence(M, w.idle, 1, -1, w.out.i32s, 1, E));
+  BAD(kvfolio_admit_sequence(M, w.idle, 1, 1, w.out.i32s, 3, E));
+  BAD(kvfolio_admit_sequence(M, w.idle, 1, 1, NULL, 1, E));
   BAD(kvfolio_reserve(M, w.idle, -1, 0, E));
   BAD(kvfolio_reserve(M, w.idle, INT64_MAX, 0, E));
   BAD(kvfolio_reserve(M, w.idle, 8, -1, E));

@@ -78,7 +78,8 @@ static const kvfolio_group_spec kGroup = {.struct_size = sizeof kGroup,
                                           .kind = KVFOLIO_SLIDING_WINDOW,
                                           .window = 5,
                                           .num_sinks = 2,
-                                          .num_blocks = 40};
+                                          .num_blocks = 40,
+                                          .rewind = 3};
 static void run_group(void* given, char* text) {
   kvfolio_manager* made = NULL;
   const int32_t code = kvfolio_manager_create(given, 1, NULL, &made, &g_error);
@@ -111,18 +112,20 @@ static const kvfolio_manager_options kOptions = {.struct_size = sizeof kOptions,
                                                  .id_tag = 12,
                                                  .max_transfers = 13,
                                                  .list_findable = 1,
-                                                 .copies_by_host = 1};
+                                                 .copies_by_host = 1,
+                                                 .max_announced_tokens = 14};
 static void run_options(void* given, char* text) {
   kvfolio_manager* made = NULL;
   const int32_t code = kvfolio_manager_create(&group, 1, given, &made, &g_error);
   kvfolio_manager_options got = {.struct_size = sizeof got};
   if (code == 0) MUST(kvfolio_get_options(made, &got, &g_error));
-  say(text, code, "%d %d %d %d %d %d %d %lld %lld %lld %d %g %d %d %d %d %d %d %d",
+  say(text, code, "%d %d %d %d %d %d %d %lld %lld %lld %d %g %d %d %d %d %d %d %d %lld",
       got.max_sequences, got.max_pins, got.max_steps_in_flight, got.order, got.no_prefix_cache,
       got.max_sequence_tokens, got.max_runs, (long long)got.max_index_tokens,
       (long long)got.max_root_key_bytes, (long long)got.max_table_entries, (int)got.hash_seed,
       got.high_watermark, got.max_root_keys, got.max_media_extents, got.victim_policy, got.id_tag,
-      got.max_transfers, got.list_findable, got.copies_by_host);
+      got.max_transfers, got.list_findable, got.copies_by_host,
+      (long long)got.max_announced_tokens);
   kvfolio_manager_destroy(made);
 }
 
@@ -218,7 +221,8 @@ static const kvfolio_open_options kOpen = {.struct_size = sizeof kOpen,
                                            .max_tokens = 20,
                                            .caller_id = 77,
                                            .priority = 5,
-                                           .late_names = 1};
+                                           .late_names = 1,
+                                           .announce = 1};
 static void run_open(void* given, char* text) {
   kvfolio_sequence opened = 0;
   int32_t cached = -1;
@@ -253,13 +257,14 @@ static const kvfolio_plan_options kPlan = {.struct_size = sizeof kPlan,
                                            .changed_entries = 1,
                                            .flashinfer = 1,
                                            .shared_prefixes = 1,
-                                           .positions = 1};
+                                           .positions = 1,
+                                           .caller_ids = 1};
 static void run_plan(void* given, char* text) {
   kvfolio_step_plan plan = {.struct_size = sizeof plan};
   kvfolio_group_plan of = {.struct_size = sizeof of};
   const int32_t code = kvfolio_plan(manager, given, &plan, &of, 1, &g_error);
-  say(text, code, "%d %d %d %d", (int)plan.positions.size, (int)of.kv_indptr.size,
-      (int)of.block_table.size, of.block_table_stride);
+  say(text, code, "%d %d %d %d %d", (int)plan.positions.size, (int)of.kv_indptr.size,
+      (int)of.block_table.size, of.block_table_stride, plan.caller_ids != NULL);
 }
 
 static const kvfolio_rows kRows = {.struct_size = sizeof kRows,

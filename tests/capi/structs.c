@@ -24,8 +24,8 @@ static int32_t fail(kvfolio_error* error) {
   MUST(kvfolio_manager_create(&group, 1, NULL, &manager, &g_error));
   int32_t cached = 0;
   static int32_t tokens[100];
-  const int32_t code =
-      kvfolio_admit_prompt(manager, NULL, tokens, 100, NULL, 0, NULL, 0, &cached, NULL, 0, error);
+  const int32_t code = kvfolio_admit_prompt(manager, NULL, tokens, 100, NULL, 0, NULL, 0, 0,
+                                            &cached, NULL, 0, error);
   kvfolio_manager_destroy(manager);
   return code;
 }
@@ -50,7 +50,7 @@ static void check_error_of_size(uint32_t size, uint32_t shortage_size, const kvf
     CHECK(memcmp(canvas + 8, full->message, sizeof full->message) == 0);
   }
   if (is_a_size && size > shortage_at + 4) {
-    const size_t most = shortage_at + offsetof(kvfolio_shortage, holds) + 4;
+    const size_t most = shortage_at + offsetof(kvfolio_shortage, never) + 4;
     const size_t known = (size < most ? size : most) - shortage_at - 4;
     CHECK(memcmp(canvas + shortage_at + 4, (const char*)full + shortage_at + 4, known) == 0);
   }

@@ -158,6 +158,14 @@ def test_every_mark_of_the_parity_tests_is_shown():
     assert sorted(shown) == sorted(marks)
 
 
+def test_every_mark_of_the_recipes_is_shown():
+    source = ROOT / "tests" / "api" / "recipes_test.cc"
+    marks = [mark.replace(" ", "-") for mark in re.findall(r"// shown: (.*)$", source.read_text(), re.M)]
+    shown = re.findall(r"<!-- shown: tests/api/recipes_test.cc#(\S+) -->",
+                       (ROOT / "docs" / "recipes.md").read_text())
+    assert sorted(shown) == sorted(marks)
+
+
 def test_every_mark_of_the_examples_is_shown():
     sources = [*(ROOT / "examples" / "c").glob("*.c"), *(ROOT / "bindings" / "go").glob("*.go"),
                *(ROOT / "bindings" / "rust" / "kvfolio" / "examples").glob("*.rs")]

@@ -36,13 +36,13 @@ import signals  # noqa: E402
 
 ROW_KEYS = """name sha256 long_sha256 equal difference failure contiguous block_size chunk threads
     threads_that_worked steps_overlapped prompt_tokens prefill_tokens_computed tokens_reused tokens_reused_expected tokens_recomputed
-    loads forks block_copies block_copies_expected preemptions steps step_sequences_peak
+    loads forks block_copies block_copies_expected preemptions held_back steps step_sequences_peak
     chunk_tokens_peak blocks_total blocks_peak seconds""".split()
 NAMES = """contiguous twin|cold, block 16, chunk all, long prompt|hit|partly hit|forked|alone|among 15 others|
     block 1, 1 thread|block 8, 2 threads|block 32, 3 threads|chunk 1|chunk 7|chunk 64, 4 threads, long prompt|
     hit, restored from memory|partly hit, restored from memory, block 32|hit, saved and loaded, forked|
     hit, restored from memory, preempting|
-    preempting|forked, chunk 64, 2 steps in flight|hit, forked, unordered|
+    preempting|twins in one burst|forked, chunk 64, 2 steps in flight|hit, forked, unordered|
     partly hit, chunk 7, preempting, 3 threads"""
 
 
@@ -95,7 +95,8 @@ def test_every_row_has_the_keys_and_is_what_it_says(checkpoint):
         assert (row["preemptions"] > 0) == ("preempting" in row["name"])
         if row["tokens_reused_expected"] is not None:
             assert row["tokens_reused"] == row["tokens_reused_expected"]
-        if re.search("hit|prefixes", row["name"]):
+        assert (row["held_back"] > 0) == ("twins" in row["name"])
+        if re.search("hit|prefixes|twins", row["name"]):
             assert row["tokens_reused"] > 0
         else:
             assert row["tokens_reused"] == 0

@@ -118,6 +118,29 @@ def test_a_second_request_reuses_the_first_ones_prompt():
     assert cold.tokens == one_by_one.tokens
 
 
+@pytest.mark.parametrize("batch", [7, 64, 4096])
+def test_prompts_that_arrive_together_share_what_they_have_in_common(batch):
+    model = checkpoint("tied-f32")
+    requests = [{"id": str(i), "prompt_ids": prompt, "max_new_tokens": 4}
+                for i, prompt in enumerate(prompts(6, shared=64, own=9))]
+    burst = generate(model, requests, "--max-seqs", 6, "--max-batch-tokens", batch)
+    assert burst.summary["tokens_reused"] >= 5 * 64
+    cold = generate(model, requests, "--max-seqs", 6, "--max-batch-tokens", batch, "--no-prefix-cache")
+    assert cold.summary["tokens_reused"] == 0
+    assert cold.tokens == burst.tokens
+
+
+@pytest.mark.parametrize("batch", [512, 4096, 20000])
+def test_the_demo_reuses_as_much_whatever_a_step_takes(batch):
+    done = run(SOURCE / "models" / "kjv-bytes", "--num-blocks", 2000, "--max-seqs", 24,
+               "--max-batch-tokens", batch, "--json",
+               requests=(SOURCE / "examples/llama/demo/requests.jsonl").read_text())
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])["summary"]
+    assert summary["prompt_tokens"] == 18956
+    assert summary["tokens_reused"] >= 16900
+
+
 def test_a_window_gives_its_blocks_back():
     model = checkpoint("mistral-window")  # a window of 8 tokens
     [prompt] = prompts(1, shared=0, own=300)

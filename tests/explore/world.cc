@@ -88,6 +88,8 @@ const std::vector<Operation>& operations() {
       made.push_back({Kind::kOpen, 0, prompt, 0});
     }
     made.push_back({Kind::kOpen, 0, 0b10, 1});
+    made.push_back({Kind::kOpen, 0, 0b1001, kAnnounces});
+    made.push_back({Kind::kOpen, 0, 0b10010, kAnnounces});
     for (const std::int32_t path : {0b10, 0b100, 0b101}) {
       made.push_back({Kind::kForget, 0, path, 0});
     }
@@ -151,7 +153,10 @@ std::string show(const Operation& op) {
     case Kind::kOpen:
     case Kind::kPin:
     case Kind::kForget:
-      return text + " " + show(static_cast<Prefix>(op.a)) + (op.b > 0 ? " late" : "");
+      return text + " " + show(static_cast<Prefix>(op.a)) +
+             (op.b == kAnnounces ? " announced"
+              : op.b > 0         ? " late"
+                                 : "");
     case Kind::kAppend:
     case Kind::kAppendUnnamed:
     case Kind::kLaunch:
@@ -188,6 +193,7 @@ void World::copy_from(const World& other) {
 }
 
 void World::cut(ShadowSequence& sequence, std::int32_t n) {
+  sequence.announced = kEmpty;
   sequence.tokens = first_of(sequence.tokens, n);
   sequence.accepted = std::min(sequence.accepted, n);
   if (n == 0) sequence.adopted = false;
@@ -260,7 +266,8 @@ Outcome World::open(const Operation& op, std::string& broken) {
   const auto prompt = static_cast<Prefix>(op.a);
   const GroupUsage usage = *manager_.usage(GroupId(0));
   const std::int32_t room = usage.free + usage.cached;
-  const Result<Opened> opened = manager_.open(tokens_of(prompt), {.late_names = op.b != 0});
+  const Result<Opened> opened =
+      manager_.open(tokens_of(prompt), {.late_names = op.b == 1, .announce = op.b == kAnnounces});
   if (!opened) return Outcome::kRefused;
   // Caching never takes room: where the prompt fits without it, so does what is left of it.
   const std::int32_t rest = length_of(prompt) - opened->cached_tokens;
@@ -272,7 +279,12 @@ Outcome World::open(const Operation& op, std::string& broken) {
   at->id = opened->sequence;
   at->tokens = first_of(prompt, opened->cached_tokens);
   at->accepted = opened->cached_tokens;
-  at->late_names = op.b != 0;
+  at->late_names = op.b == 1;
+  at->opened = ++shadow_.num_opened;
+  const std::int32_t whole = length_of(prompt) / kBlockSize * kBlockSize;
+  if (op.b == kAnnounces && whole > manager_.info(at->id)->published_length) {
+    at->announced = first_of(prompt, whole);
+  }
   return Outcome::kDone;
 }
 
@@ -287,6 +299,7 @@ Outcome World::adopt(ShadowSequence& s, const ShadowSequence& other) {
   s.inexact_from = other.inexact_from;
   s.accepted = length;
   s.certain = false;
+  s.announced = kEmpty;
   s.adopted = true;
   return Outcome::kDone;
 }
@@ -339,6 +352,13 @@ Outcome World::append(const Operation& op, std::string& broken) {
                         (again && status.code() == ErrorCode::kInvalidArgument);
     if (admitted && !replays && !may_be) add(broken, "admitted, but: " + status.message());
     return Outcome::kRefused;
+  }
+  for (std::int32_t i = 0; i < count && length + i < length_of(s.announced); ++i) {
+    if (op.kind == Kind::kAppend && token_of(more, i) == token_of(s.announced, length + i) &&
+        i < count - op.b) {
+      continue;
+    }
+    s.announced = kEmpty;
   }
   s.in_step = true;
   s.before = s.tokens;
@@ -536,6 +556,7 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       other.id = *child;
       other.promised = 0;
       other.certain = false;
+      other.announced = kEmpty;
       break;
     }
     case Kind::kTruncate: {
@@ -556,6 +577,7 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       const Result<std::int32_t> dropped = manager_.trim(s.id, {op.a, op.b});
       if (!dropped) return Outcome::kRefused;
       if (*dropped > 0) s.inexact_from = std::min(s.inexact_from, length);
+      if (*dropped > 0) s.announced = kEmpty;
       break;
     }
     case Kind::kPreempt:
@@ -688,6 +710,7 @@ Outcome World::forget(const Operation& op, std::string& broken) {
     s.forgotten = s.forgotten || !StateReader::publishes(manager_, s.id);
     if (has_them && !s.forgotten && !s.adopted)
       add(broken, "a sequence on a forgotten path publishes on");
+    if (s.forgotten) s.announced = kEmpty;
   }
   for (const FoundBlock& found : StateReader::findable(manager_)) {
     if (found.end >= length && first_of(prefix_of(found.tokens, found.end), length) == path) {
@@ -810,6 +833,32 @@ void World::check_findable(std::string& broken) const {
   }
 }
 
+// What each sequence announced and has not published, compared token by token.
+void World::check_soon(std::string& broken) const {
+  for (Prefix prompt = 0b10000; prompt < 0b100000; ++prompt) {
+    const ShadowSequence* by = nullptr;
+    std::int32_t deepest = 0;
+    std::int32_t published = 0;
+    for (const ShadowSequence& s : shadow_.sequences) {
+      if (!s.id.valid() || s.announced == kEmpty) continue;
+      const std::int32_t blocks = common(s.announced, prompt) / kBlockSize;
+      const std::int32_t place = manager_.info(s.id)->published_length;
+      if (blocks * kBlockSize <= place || blocks < deepest) continue;
+      if (blocks == deepest && by->opened < s.opened) continue;
+      by = &s;
+      deepest = blocks;
+      published = place;
+    }
+    Soon wanted;
+    if (by != nullptr) wanted = {std::min(common(by->announced, prompt), 3), by->id};
+    if (wanted.tokens <= published) wanted = {};
+    const Result<Soon> soon = manager_.soon(tokens_of(prompt));
+    if (soon && *soon == wanted) continue;
+    add(broken, "soon of " + show(prompt) + " is " + std::to_string(soon ? soon->tokens : -1) +
+                    " instead of " + std::to_string(wanted.tokens));
+  }
+}
+
 void World::check(std::string& broken) const {
   const Status status = manager_.check_invariants();
   if (!status.ok()) add(broken, status.message());
@@ -833,6 +882,7 @@ void World::check(std::string& broken) const {
     }
   }
   check_findable(broken);
+  check_soon(broken);
 }
 
 std::array<std::uint64_t, 2> World::hash() const {

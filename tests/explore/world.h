@@ -67,8 +67,9 @@ struct Operation {
   Kind kind;
   std::int32_t who;  // sequence, or step in flight
   std::int32_t a;    // a Prefix, a length, sinks
-  std::int32_t b;    // a window, a draft, late names
+  std::int32_t b;    // a window, a draft, late names, kAnnounces
 };
+inline constexpr std::int32_t kAnnounces = 2;
 // Every operation that is tried in every state.
 const std::vector<Operation>& operations();
 std::string_view name(Kind kind);
@@ -87,6 +88,8 @@ struct ShadowSequence {
   bool forgotten = false;     // its path was: it publishes no more
   std::int32_t promised = 0;  // tokens of reserve()
   bool certain = false;       // and nothing has happened that may need more blocks than that
+  Prefix announced = kEmpty;  // of the prompt; empty: nothing
+  std::int32_t opened = 0;    // counts those that were opened
 
   // In the open step.
   bool in_step = false;
@@ -109,6 +112,7 @@ struct Shadow {
   std::uint64_t open_ticket = 0;
   PinId pin;
   Prefix pinned = kEmpty;
+  std::int32_t num_opened = 0;
 };
 
 enum class Outcome : std::uint8_t {
@@ -146,6 +150,7 @@ class World {
   void poison_free_blocks();
   void check_sequence(const ShadowSequence& sequence, std::string& broken) const;
   void check_findable(std::string& broken) const;
+  void check_soon(std::string& broken) const;
   [[nodiscard]] bool fits(SequenceId sequence, std::int32_t count) const;
   void check_alone(std::string& broken) const;
 

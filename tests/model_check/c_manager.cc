@@ -18,6 +18,8 @@ class Answer {
       return {static_cast<ErrorCode>(code), error_.message};
     }
     const kvfolio_shortage& s = error_.shortage;
+    // C says never() itself, and not what it is made of.
+    const std::int32_t spared = s.never != 0 ? 0 : std::max(0, s.needed + s.kept - s.num_blocks);
     return Shortage{.group = s.group,
                     .needed = s.needed,
                     .free = s.free,
@@ -28,7 +30,10 @@ class Answer {
                     .pins = s.pins,
                     .reserved = s.reserved,
                     .loads = s.loads,
-                    .holds = s.holds};
+                    .holds = s.holds,
+                    .num_blocks = s.num_blocks,
+                    .kept = s.kept,
+                    .spared = spared};
   }
 
  private:
@@ -59,6 +64,7 @@ struct CPrompt {
     open.max_tokens = options.max_tokens;
     open.priority = options.priority;
     open.late_names = options.late_names ? 1 : 0;
+    open.announce = options.announce ? 1 : 0;
   }
   CPrompt(const CPrompt&) = delete;
   CPrompt& operator=(const CPrompt&) = delete;
@@ -108,6 +114,7 @@ kvfolio_manager_options options_of(const ManagerOptions& options) {
   out.max_transfers = zero_is(options.max_transfers);
   out.list_findable = options.list_findable ? 1 : 0;
   out.copies_by_host = options.copies_by_host ? 1 : 0;
+  out.max_announced_tokens = options.max_announced_tokens;
   return out;
 }
 
@@ -426,7 +433,8 @@ Result<const StepPlan*> CManager::plan(const PlanOptions& options) {
                                   options.changed_entries ? 1 : 0,
                                   options.flashinfer ? 1 : 0,
                                   options.shared_prefixes ? 1 : 0,
-                                  options.positions ? 1 : 0};
+                                  options.positions ? 1 : 0,
+                                  options.caller_ids ? 1 : 0};
   kvfolio_step_plan step{};
   step.struct_size = sizeof(step);
   std::vector<kvfolio_group_plan> groups(static_cast<std::size_t>(kvfolio_num_groups(get())));
@@ -456,7 +464,8 @@ Result<const StepPlan*> CManager::plan(const PlanOptions& options) {
              .kv_lens = span_of(step.kv_lens),
              .trim_sinks = span_of(step.trim_sinks),
              .trim_first_kept = span_of(step.trim_first_kept),
-             .groups = to.groups};
+             .groups = to.groups,
+             .rewinds = span_of(step.rewinds)};
   return &to.plan;
 }
 
@@ -550,17 +559,28 @@ Status CManager::admit(SequenceId sequence, std::int64_t num_tokens) {
   return admit({&one, 1});
 }
 
+Result<Admission> CManager::admit(SequenceId sequence, std::int64_t num_tokens,
+                                  const ReserveOptions& chunks) const {
+  Answer answer;
+  Admission admission;
+  const Status status = answer.status(
+      kvfolio_admit_sequence(get(), sequence.value(), num_tokens, chunks.most_per_step,
+                             admission.blocks.data(), kvfolio_num_groups(get()), answer.error()));
+  if (!status.ok()) return status;
+  return admission;
+}
+
 Result<Admission> CManager::admit(std::span<const std::int32_t> tokens, const OpenOptions& options,
-                                  std::int64_t num_more) const {
+                                  std::int64_t num_more, const ReserveOptions& chunks) const {
   Answer answer;
   const CPrompt prompt(options);
   if (!prompt.status.ok()) return prompt.status;
   Admission admission;
-  const Status status = answer.status(
-      kvfolio_admit_prompt(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
-                           prompt.num_media(), &prompt.open, num_more, &admission.cached_tokens,
-                           admission.blocks.data(), kvfolio_num_groups(get()), answer.error()));
-  if (record_.is_on())
+  const Status status = answer.status(kvfolio_admit_prompt(
+      get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(), prompt.num_media(),
+      &prompt.open, num_more, chunks.most_per_step, &admission.cached_tokens,
+      admission.blocks.data(), kvfolio_num_groups(get()), answer.error()));
+  if (record_.is_on() && chunks.most_per_step == 0)
     record_("admit_prompt", status, Numbers(tokens, options, num_more),
             Numbers(admission.cached_tokens,
                     std::span<const std::int32_t>(admission.blocks)
@@ -761,7 +781,9 @@ Result<SequenceInfo> CManager::info(SequenceId sequence) const {
                    .priority = info.priority,
                    .last_use = info.last_use,
                    .use_count = info.use_count,
-                   .load = LoadId(info.load)};
+                   .load = LoadId(info.load),
+                   .rewinds = info.rewinds,
+                   .rewind_from = info.rewind_from};
   if (info.has_caller_id != 0) out.caller_id = info.caller_id;
   return out;
 }
@@ -881,7 +903,8 @@ const Counters& CManager::counters() const {
                .tokens_committed = c.tokens_committed,
                .blocks_published = c.blocks_published,
                .publications_skipped = c.publications_skipped,
-               .blocks_used_peak = c.blocks_used_peak};
+               .blocks_used_peak = c.blocks_used_peak,
+               .announcements_skipped = c.announcements_skipped};
   return counters_;
 }
 

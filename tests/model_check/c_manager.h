@@ -65,7 +65,10 @@ class CManager {
   Status admit(std::span<const AppendDemand> demands);
   Status admit(SequenceId sequence, std::int64_t num_tokens);
   [[nodiscard]] Result<Admission> admit(std::span<const std::int32_t> tokens,
-                                        const OpenOptions& options, std::int64_t num_more) const;
+                                        const OpenOptions& options, std::int64_t num_more,
+                                        const ReserveOptions& chunks = {}) const;
+  [[nodiscard]] Result<Admission> admit(SequenceId sequence, std::int64_t num_tokens,
+                                        const ReserveOptions& chunks) const;
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks,
                              std::span<std::int32_t> evicted = {});

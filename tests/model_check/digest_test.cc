@@ -34,12 +34,12 @@ constexpr std::uint64_t kFirstOfTransfers = 20;
 constexpr int kNumMixed = static_cast<int>(Family::kTransfers);
 
 constexpr std::array<std::uint64_t, 22> kDigests = {
-    0xc9522b1e9f389756u, 0xfde1bf5b1008adbau, 0xe2fdea3b6aa8ee8cu, 0xc744404a23176e02u,
-    0x3803498ef51d783bu, 0x88969aa5d7c929a0u, 0x08e3208f36d98e43u, 0x180adbeaff2e2174u,
-    0xd216bb9425cceb3bu, 0x86c070e59c504bbcu, 0xd72ea1875910f0c7u, 0xe6dd22da1d1a514eu,
-    0x1d07d7c7cc97572du, 0x5c1fbd98a786f495u, 0x82475131cdd2cef9u, 0x11c6359d94bf78cdu,
-    0x650f3465b5e92b76u, 0x71adb186cced4b43u, 0x1aea95dc8f8f9487u, 0x8a9a557a596a8054u,
-    0x06e59cf3f51bb5cau, 0x7a63dff701469a5du,
+    0x1916ce127bb3bbf8u, 0x680f7090202c4689u, 0x3fc2cd25b7003decu, 0xf0547b8eb79800dfu,
+    0x9754bbf82a67701eu, 0xaeff3b00c9d0adaeu, 0x01b4f4e40e300192u, 0x0e2102d42e5dc296u,
+    0x81f174e551012848u, 0x6994cbcb9cf77aceu, 0x1b78d000d7b767dbu, 0x08a1d508c1c4a97eu,
+    0xf4e40e22cbf9b425u, 0x5bfc4f3528681a87u, 0xcaf7422b51775778u, 0x88d4552c165280a3u,
+    0x1e186e7026b00259u, 0x081b33ce60ee39d0u, 0xf66d98632c185563u, 0xe9f576f15bbed851u,
+    0x488e9bd4a01de62du, 0xf4532cc8cfa55282u,
 };
 
 // Each has runs of every family, those of transfers apart.

@@ -160,10 +160,30 @@ Config make_config(Family family, std::uint64_t seed) {
   return config;
 }
 
+namespace {
+
+void add_rewinds(Config& config, std::uint64_t seed) {
+  Rng rng(seed ^ 0x4e317dull);
+  if (!rng.chance(50)) return;
+  for (GroupSpec& group : config.spec.groups) {
+    if (group.kind != AttentionKind::kFull) group.rewind = rng.between(1, 9);
+  }
+}
+
+}  // namespace
+
 void draw_more(Config& config, std::uint64_t seed) {
   Rng rng(seed ^ 0x7e1e25ull);
-  config.batches = config.mistakes = true;
+  config.batches = config.mistakes = config.chunks = true;
+  add_rewinds(config, seed);
   config.options.copies_by_host = seed % 3 == 0;
+  Rng of_announcements(seed ^ 0xa220cull);
+#ifndef KVFOLIO_MODEL_CHECK_C
+  config.announces = of_announcements.chance(75);
+#endif
+  if (of_announcements.chance(40)) {
+    config.options.max_announced_tokens = of_announcements.between(4, 40);
+  }
   if (seed % 2 != 0 && !config.transfers) return;
   config.transfers = config.tier = true;
   config.copies = false;
@@ -175,9 +195,10 @@ void draw_more(Config& config, std::uint64_t seed) {
 std::string to_string(const Config& config) {
   std::string text = std::to_string(config.spec.groups.size()) + " groups:";
   for (const GroupSpec& group : config.spec.groups) {
-    text += group.kind == AttentionKind::kFull ? " full"
-                                               : " window " + std::to_string(group.window) +
-                                                     " sinks " + std::to_string(group.num_sinks);
+    text += group.kind == AttentionKind::kFull
+                ? " full"
+                : " window " + std::to_string(group.window) + " sinks " +
+                      std::to_string(group.num_sinks) + " rewind " + std::to_string(group.rewind);
     text += " block " + std::to_string(group.block_size) + " x " +
             std::to_string(group.num_blocks) + ";";
   }
@@ -186,6 +207,7 @@ std::string to_string(const Config& config) {
   text += ", " + std::to_string(o.max_steps_in_flight) + " in flight, " +
           std::to_string(o.max_sequences) + " sequences, " + std::to_string(o.max_pins) + " pins";
   if (!o.prefix_cache) text += ", no prefix cache";
+  if (config.announces) text += ", announces " + std::to_string(o.max_announced_tokens);
   if (config.tier) text += ", a tier, " + std::to_string(o.max_transfers) + " transfers";
   if (config.tight_tables) {
     text += ", index of " + std::to_string(o.max_index_tokens) + " tokens, " +
@@ -234,6 +256,8 @@ void Coverage::add(const Coverage& other) {
   forgotten += other.forgotten;
   promises += other.promises;
   promises_kept += other.promises_kept;
+  chunks_admitted += other.chunks_admitted;
+  taken_back += other.taken_back;
   prompts_admitted += other.prompts_admitted;
   loads += other.loads;
   loads_that_stand += other.loads_that_stand;
@@ -252,6 +276,9 @@ void Coverage::add(const Coverage& other) {
   without_copies += other.without_copies;
   behind_plan += other.behind_plan;
   prompts_again += other.prompts_again;
+  announcements += other.announcements;
+  announcements_left_out += other.announcements_left_out;
+  soon_told += other.soon_told;
 }
 
 std::string to_string(const Coverage& c) {
@@ -282,6 +309,8 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.orders_skipped) + " skipped, " + std::to_string(c.forgotten) +
          " blocks forgotten, " + std::to_string(c.promises) + " promises (" +
          std::to_string(c.promises_kept) + " appends within one), " +
+         std::to_string(c.chunks_admitted) + " admissions by chunks, " +
+         std::to_string(c.taken_back) + " blocks taken back, " +
          std::to_string(c.prompts_admitted) + " prompts admitted, " + std::to_string(c.loads) +
          " loads (" + std::to_string(c.loads_that_stand) + " stand, " +
          std::to_string(c.loads_forgotten) + " forgotten), " + std::to_string(c.holds) +
@@ -295,7 +324,10 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.arrivals_twice) + " twice), " + std::to_string(c.batches) + " batches (" +
          std::to_string(c.batches_cut) + " cut short), " + std::to_string(c.without_copies) +
          " commits refused for copies, " + std::to_string(c.behind_plan) +
-         " for what the plan lacks, " + std::to_string(c.prompts_again) + " prompts appended again";
+         " for what the plan lacks, " + std::to_string(c.prompts_again) +
+         " prompts appended again, " + std::to_string(c.announcements) + " announcements (" +
+         std::to_string(c.announcements_left_out) + " more left out), " +
+         std::to_string(c.soon_told) + " times soon";
 }
 
 // For a manager over the device's memory.
@@ -360,6 +392,7 @@ void Harness::drain() {
   const auto reset = [&] {
     log_.clear();
     read_only_ = changed_ = allocates_ = revives_ = finishes_ = false;
+    took_back_.reset();
     moved_.clear();
     trimmed_.reset();
     wanted_.clear();

@@ -80,6 +80,8 @@ struct Config {
   bool tier = false;          // with transfers: what is stored is kept, and may be loaded
   bool batches = false;       // the calls that name many sequences
   bool mistakes = false;      // of a host, that the manager can know and refuses
+  bool chunks = false;        // each open() is asked for by chunks, too
+  bool announces = false;     // sequences say what they are going to append
 };
 Config make_config(Family family, std::uint64_t seed);
 // Beyond what make_config() draws, whose digests stay: batches, and with every second seed loads,
@@ -135,6 +137,8 @@ struct Coverage {
   std::uint64_t forgotten = 0;           // blocks, by reset() and forget()
   std::uint64_t promises = 0;            // that reserve() made
   std::uint64_t promises_kept = 0;       // appends within a promise
+  std::uint64_t chunks_admitted = 0;     // admissions by chunks, asked of copies too
+  std::uint64_t taken_back = 0;          // blocks that a window had let go of and truncate() took
   std::uint64_t prompts_admitted = 0;
   std::uint64_t loads = 0;
   std::uint64_t loads_that_stand = 0;  // some tokens of them
@@ -153,7 +157,10 @@ struct Coverage {
   std::uint64_t without_copies = 0;   // commits that were refused, since copies had not run
   std::uint64_t behind_plan = 0;      // the same, since the last plan lacked a sequence
   std::uint64_t prompts_again = 0;    // appends of the whole prompt behind what was found of it
-  std::uint64_t orders_skipped = 0;   // the model knew several answers, or none
+  std::uint64_t announcements = 0;
+  std::uint64_t announcements_left_out = 0;  // for want of room
+  std::uint64_t soon_told = 0;               // that tokens will be there
+  std::uint64_t orders_skipped = 0;          // the model knew several answers, or none
   void add(const Coverage& other);
 };
 std::string to_string(const Coverage& coverage);
@@ -337,7 +344,7 @@ class Harness {
   void check_full(const Status& status, const Seq& seq);
   // The plan is to be captured afterwards.
   void join_step(const SeqPtr& seq, const SeqState& before, const std::vector<std::int32_t>& tokens,
-                 bool named);
+                 bool named, int draft = 0);
   void give_names(const SeqPtr& seq, int count);
   // What a call that names many sequences needs (ops_each.cc).
   struct OneOf {
@@ -364,6 +371,8 @@ class Harness {
   void truncate(Rng& rng);
   void clear(Rng& rng);
   void cut(const SeqPtr& seq, int n, bool by_clear);
+  // The length that truncate() never refuses to go back to.
+  [[nodiscard]] int rewind_from(const Seq& seq) const;
   void trim(Rng& rng);
   void close(Rng& rng, bool preempt);
   void retire_passed(const Seq& seq);
@@ -429,11 +438,21 @@ class Harness {
   [[nodiscard]] int most_stretches() const {
     return std::max(8, (config_.options.max_steps_in_flight + 2) / 2);
   }
-  [[nodiscard]] static OpenOptions open_options(const Prompt& prompt, Rng& rng);
+  [[nodiscard]] OpenOptions open_options(const Prompt& prompt, Rng& rng) const;
   [[nodiscard]] bool is_taken(const std::optional<std::uint64_t>& caller_id) const;
   void check_refused_by_name(const Status& status, std::uint64_t caller_id);
   void use(Seq& seq);
   void add_slot_errors(Codes& errors, Codes& tolerated);
+
+  // Announcements (ops_announce.cc).
+  [[nodiscard]] int findable_of(int length) const;
+  [[nodiscard]] int announced_from(const Seq& seq) const;
+  void begin_announcement(const SeqPtr& seq, bool has_root, bool skipped);
+  static void follow_announcement(Seq& seq, int begin, bool named, int guesses);
+  void settle_announcements(const Snapshot& now);
+  void check_soon(const Prompt& prompt, const Soon& answer);
+  void ask_soon(const Prompt& prompt);
+  void ask_twins_of_all();
 
   // Adoption (ops_adopt.cc).
   [[nodiscard]] Tables tables_to_adopt(const Seq& source, int num_tokens, Rng& rng) const;
@@ -444,6 +463,7 @@ class Harness {
   // Room with and without the cache (harness_twin.cc).
   void make_twins();
   void keep_cold_twin();
+  void check_chunks(const Prompt& prompt, const OpenOptions& options);
   void ask_twins(const Prompt& prompt, const Seq& seq);
   void check_held_entries(const Snapshot& now) const;
 
@@ -665,6 +685,7 @@ class Harness {
   bool changed_ = false;    // something may have changed
   bool allocates_ = false;  // fresh blocks may be taken
   bool revives_ = false;    // cached blocks may be held again
+  SeqPtr took_back_;        // cut back to where its windows had let go of what is read, perhaps
   bool finishes_ = false;   // sequences that closed before may be published
   Rng device_rng_{0};
   std::set<std::pair<int, int>> fresh_;       // (group, block) that a load took

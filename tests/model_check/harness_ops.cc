@@ -126,6 +126,7 @@ bool Harness::expect(const Status& status, const Codes& errors, const Codes& tol
 
 void Harness::begin_operation() {
   read_only_ = changed_ = allocates_ = revives_ = finishes_ = false;
+  took_back_.reset();
   moved_.clear();
   trimmed_.reset();
   wanted_.clear();

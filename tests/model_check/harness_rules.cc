@@ -266,8 +266,12 @@ void Harness::forget_member(std::size_t index, bool restore) {
   // Names given since the append stay, and so does a new priority.
   const std::vector<char> named = member.seq->named;
   const std::int32_t priority = member.seq->priority;
+  std::vector<std::int32_t> announced = std::move(member.seq->announced);
+  const bool maybe_silent = member.seq->maybe_silent;
   *member.seq = member.model_before;
   member.seq->priority = priority;
+  member.seq->announced = std::move(announced);  // an append that differed ended it for good
+  member.seq->maybe_silent = maybe_silent;
   for (std::size_t p = 0; p < member.seq->named.size(); ++p) member.seq->named[p] = named[p];
 }
 

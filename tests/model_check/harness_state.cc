@@ -73,6 +73,7 @@ void Harness::verify() {
   check_usage(now);
   check_held_entries(now);
   note_order(now);
+  settle_announcements(now);
   meet_device();
   check_content(now);
   check_findable_content(now);
@@ -85,6 +86,7 @@ void Harness::verify() {
                       manager_->needs_eviction() == (utilization >= config_.options.high_watermark),
                   "utilization is held blocks over all, " + std::to_string(utilization));
   if (changed_) check_pins();
+  ask_twins_of_all();
   coverage_.evictions = before_.counters.blocks_evicted;
   coverage_.publications_skipped = before_.counters.publications_skipped;
 }
@@ -93,8 +95,9 @@ void Harness::digest_counters(const Counters& counters) {
   const auto& [blocks_allocated, blocks_freed, blocks_evicted, blocks_unhung, block_copies,
                sequences_opened, sequences_closed, sequences_preempted, sequences_aborted, forks,
                tokens_loaded, tokens_looked_up, tokens_reused, tokens_committed, blocks_published,
-               publications_skipped, blocks_used_peak] = counters;
-  static_cast<void>(tokens_loaded);  // check_counters() knows it
+               publications_skipped, blocks_used_peak, announcements_skipped] = counters;
+  static_cast<void>(tokens_loaded);          // check_counters() knows it
+  static_cast<void>(announcements_skipped);  // begin_announcement() knows it
   for (const std::uint64_t counter :
        {blocks_allocated, blocks_freed, blocks_evicted, blocks_unhung, block_copies,
         sequences_opened, sequences_closed, sequences_preempted, sequences_aborted, forks,
@@ -144,6 +147,11 @@ void Harness::check_sequences(const Snapshot& now) {
                         std::to_string(seq->first_kept) + ", info says " +
                         std::to_string(info.trim_sinks) + ", " +
                         std::to_string(info.trim_first_kept));
+    KVFOLIO_REQUIRE(info.rewinds == seq->rewinds && info.rewind_from == rewind_from(*seq),
+                    name() + " was cut " + std::to_string(seq->rewinds) +
+                        " times and may be cut back to " + std::to_string(rewind_from(*seq)) +
+                        ", info says " + std::to_string(info.rewinds) + " and " +
+                        std::to_string(info.rewind_from));
     KVFOLIO_REQUIRE(info.published_length >= 0 && info.published_length <= publishable(*seq),
                     name() + " publishes at most " + std::to_string(publishable(*seq)) +
                         ", info says " + std::to_string(info.published_length));
@@ -178,12 +186,17 @@ void Harness::check_sequences(const Snapshot& now) {
         bool unread_hit = true;
         for (int p = j * size; p < (j + 1) * size; ++p) {
           all_trimmed = all_trimmed && seq->dropped(p);
-          unread = unread && p < seq->accepted && !reads(group(g), seq->accepted, p);
+          unread = unread && p < seq->accepted && !keeps(group(g), seq->accepted, p);
           unread_hit = unread_hit && !hit_needs(group(g), seq->accepted, p);
         }
         if (b == -1) {
           KVFOLIO_REQUIRE(droppable(group(g), *seq, seq->accepted, j),
                           entry() + " is read, yet dropped");
+          for (int n = rewind_from(*seq); n < seq->accepted; ++n) {
+            KVFOLIO_REQUIRE(n <= seq->sinks || j * size >= n || droppable(group(g), *seq, n, j),
+                            entry() + " is read at " + std::to_string(n) +
+                                ", to which it may be cut back, yet dropped");
+          }
         } else {
           KVFOLIO_REQUIRE(!all_trimmed, entry() + " is wholly trimmed, yet held");
           if (was_moved)
@@ -196,8 +209,13 @@ void Harness::check_sequences(const Snapshot& now) {
         if (old == before_.seqs.end()) continue;
         const std::vector<std::int32_t>& old_table =
             old->second.tables[static_cast<std::size_t>(g)];
-        if (j < isize(old_table) && old_table[static_cast<std::size_t>(j)] == -1) {
-          KVFOLIO_REQUIRE(b == -1, entry() + " was dropped and came back");
+        if (j < isize(old_table) && old_table[static_cast<std::size_t>(j)] == -1 && b != -1) {
+          KVFOLIO_REQUIRE(took_back_ == seq && !droppable(group(g), *seq, seq->length(), j),
+                          entry() + " was dropped and came back");
+          const auto& was = before_.groups[static_cast<std::size_t>(g)];
+          KVFOLIO_REQUIRE(was.findable[static_cast<std::size_t>(b)] != 0,
+                          entry() + " came back from the cache");
+          ++coverage_.taken_back;
         }
       }
     }

@@ -33,6 +33,69 @@ void Harness::keep_cold_twin() {
   if (cold_) KVFOLIO_REQUIRE(manager_->copy_to(*cold_).ok(), "copy_to a cold twin");
 }
 
+// Admission by chunks says in numbers what open() and then reserve() do; and then no chunk is
+// short.
+void Harness::check_chunks(const Prompt& prompt, const OpenOptions& options) {
+  if (!cold_ || skip_questions_) return;
+  Rng rng(static_cast<std::uint64_t>(next_number_) * 64 + prompt.tokens.size());
+  const int more = rng.below(8);
+  const int most = rng.between(1, 6);
+  const ReserveOptions chunks{.most_per_step = most};
+  const Result<Admission> said = manager_->admit(prompt.tokens, options, more, chunks);
+  const Result<Opened> opened = cold_->open(prompt.tokens, options);
+  if (!opened.has_value()) {
+    KVFOLIO_REQUIRE(status_of(said).code() == opened.error().code(),
+                    "admit() by chunks says that open() fails: " + status_of(said).message());
+    return keep_cold_twin();
+  }
+  const int rest = isize(prompt.tokens) - opened->cached_tokens + more;
+  const auto reserved = [&](int g) { return (*cold_->usage(GroupId(g))).reserved; };
+  std::vector<int> before;
+  for (int g = 0; g < num_groups(); ++g) before.push_back(reserved(g));
+  const Result<Admission> again = cold_->admit(opened->sequence, rest, chunks);
+  const Status kept = cold_->reserve(opened->sequence, rest, chunks);
+  const Status answer = status_of(said);
+  KVFOLIO_REQUIRE(answer.code() == kept.code() && status_of(again).code() == kept.code(),
+                  "admit() by chunks says what reserve() answers: " + answer.message() + " / " +
+                      status_of(again).message() + " / " + kept.message());
+  ++coverage_.chunks_admitted;
+  if (kept.shortage() != nullptr) {
+    Shortage open = *answer.shortage();
+    ++open.sequences;
+    KVFOLIO_REQUIRE(!open.never() || kept.shortage()->never(),
+                    "what admit() says never fits does not: " + answer.message());
+    open.kept = kept.shortage()->kept;
+    open.spared = kept.shortage()->spared;
+    KVFOLIO_REQUIRE(open == *kept.shortage(), "admit() by chunks counts as reserve() does: " +
+                                                  answer.message() + " / " + kept.message());
+  }
+  for (int g = 0; g < num_groups() && kept.ok(); ++g) {
+    const auto at = static_cast<std::size_t>(g);
+    KVFOLIO_REQUIRE(said->cached_tokens == opened->cached_tokens &&
+                        said->blocks[at] == reserved(g) - before[at] &&
+                        said->blocks[at] == again->blocks[at],
+                    "admit() by chunks counts the blocks that reserve() keeps");
+  }
+  std::vector<std::int32_t> rest_tokens(prompt.tokens.begin() + opened->cached_tokens,
+                                        prompt.tokens.end());
+  rest_tokens.resize(static_cast<std::size_t>(rest), 0);
+  std::span<const std::int32_t> behind(rest_tokens);
+  while (kept.ok() && !behind.empty()) {
+    const auto chunk =
+        behind.first(std::min(behind.size(), static_cast<std::size_t>(rng.between(1, most))));
+    const Result<Ticket> ticket = cold_->begin_step();
+    if (!ticket.has_value()) break;  // one is open, or too many are in flight
+    const Status appended = cold_->append(opened->sequence, chunk);
+    KVFOLIO_REQUIRE(appended.code() != kNoBlocks,
+                    "no chunk of what was admitted is short: " + appended.message());
+    if (!appended.ok() || !cold_->finish(*ticket).ok()) break;
+    behind = behind.subspan(chunk.size());
+  }
+  const Status invariants = cold_->check_invariants();
+  KVFOLIO_REQUIRE(invariants.ok(), "check_invariants of the cold twin: " + invariants.message());
+  keep_cold_twin();
+}
+
 void Harness::ask_twins(const Prompt& prompt, const Seq& seq) {
   if (!cold_ || prompt.tokens.empty()) return;
   OpenOptions alone = prompt.options();
@@ -57,6 +120,11 @@ void Harness::ask_twins(const Prompt& prompt, const Seq& seq) {
     if (status.shortage() != nullptr) {
       Shortage open = *said.shortage();  // of as many sequences as are open: it was not, then
       ++open.sequences;
+      // A prompt may find more another time, a sequence that is open may not.
+      KVFOLIO_REQUIRE(!open.never() || status.shortage()->never(),
+                      "what admit() says never fits does not: " + said.message());
+      open.kept = status.shortage()->kept;
+      open.spared = status.shortage()->spared;
       KVFOLIO_REQUIRE(open == *status.shortage(), "admit() of a prompt counts as append() does: " +
                                                       said.message() + " / " + status.message());
     }

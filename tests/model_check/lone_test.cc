@@ -137,8 +137,10 @@ void run(std::uint64_t seed, int operations, Seen& seen) {
       const int n = rng.between(0, isize(tokens));
       note("truncate " + std::to_string(n));
       const Status status = both.cold.truncate(in_cold, n);
-      ASSERT_EQ(both.hot.truncate(in_hot, n).code(), status.code());
-      if (status.ok()) tokens.resize(static_cast<std::size_t>(n));
+      // What the window of the one has let go of, the other may find in its cache.
+      if (!status.ok()) continue;
+      ASSERT_TRUE(both.hot.truncate(in_hot, n).ok());
+      tokens.resize(static_cast<std::size_t>(n));
     } else if (what < 88) {
       const auto g = GroupId(rng.below(isize(spec.groups)));
       note("evict of group " + std::to_string(g.value()));

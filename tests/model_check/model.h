@@ -179,6 +179,13 @@ inline bool reads(const GroupSpec& group, int q, int p) {
   return fake_device::attends(group, q, p);
 }
 
+// A window group of a sequence of `accepted` tokens keeps position p: a query at some position that
+// it may be cut back to reads it, or a later one.
+inline bool keeps(const GroupSpec& group, int accepted, int p) {
+  const int oldest = std::max(0, accepted - group.rewind);
+  return p >= oldest || reads(group, oldest, p);
+}
+
 using Tables = std::vector<std::vector<std::int32_t>>;  // [group][logical block]
 
 // One sequence as its owner knows it.
@@ -218,6 +225,8 @@ struct Seq {
   int published_at_close = 0;   // tokens that stood on the tree then; its blocks were let go
   int sinks = 0;                // positions [sinks, first_kept) are trimmed away
   int first_kept = 0;
+  int rewinds = 0;               // how often committed tokens were cut
+  int rewind_base = 0;           // what open(), adopt() or a load gave, or the cut since
   std::uint64_t row_ticket = 0;  // newest committed step whose plan has its row
   Tables tables;                 // as last seen
   // Closed, and waits for its step: the blocks of its border, which it took back into its tables.
@@ -227,6 +236,10 @@ struct Seq {
   std::int32_t priority = 0;
   std::uint64_t last_use = 0;  // tick
   std::uint64_t use_count = 0;
+  // What it announces of its prompt; empty: nothing any more. It may have stopped, if some
+  // publication was skipped since.
+  std::vector<std::int32_t> announced;
+  bool maybe_silent = false;
 
   [[nodiscard]] int length() const { return isize(tokens); }
   [[nodiscard]] int draft() const { return committed - accepted; }

@@ -159,6 +159,7 @@ void Harness::adopt(Rng& rng) {
   changed_ = true;
   seq->fresh = seq->maybe_whole = false;
   seq->adopted = seq->used = true;
+  seq->announced.clear();
   seq->certain = false;
   for (int p = 0; p < count; ++p) {
     const auto at = static_cast<std::size_t>(p);
@@ -167,7 +168,7 @@ void Harness::adopt(Rng& rng) {
     seq->nodes.push_back(nodes[at]);
     seq->tickets.push_back(0);
   }
-  seq->committed = seq->accepted = count;
+  seq->committed = seq->accepted = seq->rewind_base = count;
 }
 
 }  // namespace kvfolio::model_check

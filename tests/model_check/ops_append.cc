@@ -197,7 +197,7 @@ void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& 
   const auto saved = std::find_if(before_.seqs.begin(), before_.seqs.end(),
                                   [&](const auto& entry) { return entry.first == seq; });
   KVFOLIO_REQUIRE(saved != before_.seqs.end(), "harness: the sequence was known");
-  join_step(seq, saved->second, tokens, named);
+  join_step(seq, saved->second, tokens, named, draft);
   if (config_.mistakes && rng.chance(8)) commit_behind_plan(rng);
   capture({});
   seq->open_draft = draft;
@@ -205,13 +205,14 @@ void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& 
 
 // The append succeeded: the sequence takes part in the open step.
 void Harness::join_step(const SeqPtr& seq, const SeqState& before,
-                        const std::vector<std::int32_t>& tokens, bool named) {
+                        const std::vector<std::int32_t>& tokens, bool named, int draft) {
   changed_ = allocates_ = true;
   members_.push_back(
       {seq, *seq, before, std::vector<std::int32_t>(static_cast<std::size_t>(num_groups()), -1)});
   const int begin = seq->length();
   for (const std::int32_t token : tokens) seq->say(trie_, token, named, last_ticket_);
   seq->cut_spans(trie_, begin);
+  follow_announcement(*seq, begin, named, draft);
   seq->in_step = seq->used = true;
   seq->maybe_whole = false;
   const bool had_promise = seq->promised > 0;

@@ -13,6 +13,7 @@ std::string text_of(const OpenOptions& options) {
   std::string text;
   if (options.caller_id) text += " as " + std::to_string(*options.caller_id);
   if (options.max_tokens > 0) text += " max " + std::to_string(options.max_tokens);
+  if (options.announce) text += " announces";
   if (options.priority != 0) text += " priority " + std::to_string(options.priority);
   return text;
 }
@@ -28,11 +29,12 @@ std::int32_t any_priority(Rng& rng) {
   return rng.between(-2, 2);
 }
 
-OpenOptions Harness::open_options(const Prompt& prompt, Rng& rng) {
+OpenOptions Harness::open_options(const Prompt& prompt, Rng& rng) const {
   OpenOptions options = prompt.options();
   options.caller_id = any_caller_id(rng);
   if (rng.chance(12)) options.max_tokens = rng.between(1, 30);
   if (rng.chance(50)) options.priority = any_priority(rng);
+  options.announce = config_.announces && rng.chance(70);
   return options;
 }
 

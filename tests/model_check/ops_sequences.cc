@@ -18,6 +18,7 @@ void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
     const Result<std::int32_t> answer = manager_->probe(prompt.tokens, prompt.options());
     KVFOLIO_REQUIRE(answer.has_value(), "probe of a good prompt succeeds");
     probed = *answer;
+    if (config_.announces) ask_soon(prompt);
   }
   Codes errors;
   Codes tolerated;
@@ -28,6 +29,7 @@ void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
   keep_cold_twin();
   prospect_.reset();
   if (!skip_questions_) prospect_.emplace(manager_->admit(prompt.tokens, options, 0));
+  if (config_.chunks) check_chunks(prompt, options);
   Result<Opened> opened = manager_->open(prompt.tokens, options);
   if (!expect(status_of(opened), errors, tolerated)) {
     if (!too_long && errors == Codes{kInvalid} && opened.error().code() == kInvalid) {
@@ -35,6 +37,8 @@ void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
     }
     return;
   }
+  if (!skip_questions_) check_soon(prompt, opened->soon);
+  if (prospect_ && *prospect_) check_soon(prompt, (*prospect_)->soon);
   changed_ = revives_ = true;
   auto seq = std::make_shared<Seq>();
   seq->id = opened->sequence;
@@ -55,12 +59,17 @@ void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
   for (int p = 0; p < seq->cached; ++p) {
     seq->say(trie_, prompt.tokens[static_cast<std::size_t>(p)], true, 0);
   }
-  seq->committed = seq->accepted = seq->cached;
+  seq->committed = seq->accepted = seq->rewind_base = seq->cached;
   for (const SeqPtr& other : seqs_) KVFOLIO_REQUIRE(other->id != seq->id, "ids are unique");
   for (const SequenceId id : stale_)
     KVFOLIO_REQUIRE(id != seq->id, "ids of closed sequences stay closed");
   use(*seq);
   seqs_.push_back(seq);
+  const Counters& after = manager_->counters();
+  if (options.announce) {
+    begin_announcement(seq, after.publications_skipped == before_.counters.publications_skipped,
+                       after.announcements_skipped != before_.counters.announcements_skipped);
+  }
   seq->maybe_whole = waits_for_last_token(*seq);
   want_last_blocks(*seq);
   read_what_was_found(*seq);
@@ -89,6 +98,7 @@ void Harness::probe(Rng& rng) {
   if (!expect(status_of(answer), {})) return;
   note(" " + std::to_string(*answer));
   check_hit(prompt, *answer);
+  ask_soon(prompt);
 }
 
 void Harness::fork(Rng& rng) {
@@ -114,9 +124,11 @@ void Harness::fork(Rng& rng) {
   child->priority = options.priority;
   child->use_count = 0;
   child->promised = 0;
+  child->rewinds = 0;
   child->certain = false;
   child->row_ticket = 0;
   child->used = true;
+  child->announced.clear();
   use(*child);
   note(" " + name_of(*child) + " id " + std::to_string(child->id.value()));
   KVFOLIO_REQUIRE(state_of(*child).tables == parent->tables, "a child shares every block");
@@ -135,6 +147,16 @@ void Harness::truncate(Rng& rng) {
 void Harness::clear(Rng& rng) {
   const SeqPtr seq = any_seq(rng);
   if (seq) cut(seq, 0, true);
+}
+
+int Harness::rewind_from(const Seq& seq) const {
+  int least = std::numeric_limits<int>::max();
+  for (const GroupSpec& each : config_.spec.groups) {
+    if (each.kind != AttentionKind::kFull) least = std::min(least, each.rewind);
+  }
+  const bool has_windows = least != std::numeric_limits<int>::max();
+  const int from = has_windows ? std::max(seq.rewind_base, seq.accepted - least) : 0;
+  return seq.first_kept > seq.sinks ? std::max(from, seq.first_kept) : from;
 }
 
 // clear() is truncate to 0.
@@ -162,17 +184,33 @@ void Harness::cut(const SeqPtr& seq, int n, bool by_clear) {
     // What a trim dropped cannot be read again.
     if (n > seq->sinks && n < seq->first_kept) errors.insert(kMoment);
   }
+  // What the windows have let go of, the cache may have.
+  const bool in_gap = n > seq->sinks && n < seq->first_kept && n < seq->accepted;
+  if (!seq->in_step && !in_gap && errors == Codes{kMoment}) {
+    KVFOLIO_REQUIRE(n < rewind_from(*seq), "harness: nothing is missing from rewind_from on");
+    errors.clear();
+    tolerated = {kMoment};
+    if (has_promises()) tolerated.insert(kNoBlocks);
+    took_back_ = seq;
+    revives_ = true;
+  }
+  const int rewind_base = std::min(rewind_from(*seq), n);
   const Status status = by_clear ? manager_->clear(seq->id) : manager_->truncate(seq->id, n);
   if (!expect(status, errors, tolerated)) {
-    KVFOLIO_REQUIRE(status.message().find(seq->in_step ? "step" : "group") != std::string::npos,
-                    "the error names the step or the group");
+    const bool says = status.shortage() != nullptr ||
+                      status.message().find(seq->in_step ? "step" : "group") != std::string::npos;
+    KVFOLIO_REQUIRE(says, "the error names the step or the group");
+    took_back_.reset();
     return;
   }
   changed_ = true;
+  seq->rewind_base = rewind_base;
+  if (n < seq->length()) ++seq->rewinds;
   seq->certain = false;  // others may hold what it is cut back into
   if (n < seq->length()) {
     if (n < seq->prompt_end) seq->prompt_end = 0;
     leave_load(*seq);
+    seq->announced.clear();
     seq->used = true;
     seq->maybe_whole = false;
   } else {
@@ -221,6 +259,7 @@ void Harness::trim(Rng& rng) {
   changed_ = expected > 0;
   if (expected > 0 && !seq->used) trimmed_ = seq;
   if (expected > 0) seq->used = true;
+  if (expected > 0) seq->announced.clear();
 }
 
 void Harness::close(Rng& rng, bool preempt) {
@@ -366,6 +405,8 @@ void Harness::accept(Rng& rng) {
   if (!expect(manager_->accept(seq->id, n), errors, tolerated)) return;
   changed_ = true;
   if (n < draft && seq->accepted + n < seq->prompt_end) seq->prompt_end = 0;
+  if (n < draft) ++seq->rewinds;
+  if (n < draft) seq->announced.clear();
   seq->forget_from(seq->accepted + n);
   seq->accepted = seq->committed;
   seq->windows_moved = true;

@@ -139,7 +139,8 @@ void Harness::grow_by(const SeqPtr& seq, const Seq& whole, int end, const Tables
     seq->nodes.push_back(whole.nodes[at]);
     seq->tickets.push_back(0);
   }
-  seq->committed = seq->accepted = end;
+  follow_announcement(*seq, seq->committed, true, 0);
+  seq->committed = seq->accepted = seq->rewind_base = end;
   seq->used = true;
   seq->fresh = seq->maybe_whole = false;
   seq->windows_moved = true;

@@ -22,8 +22,8 @@ void use_every_struct() {
        Opened{.cached_tokens = 1}, Pinned{.pinned_tokens = 1}, StepOptions{.now_us = 1},
        AppendOptions{.draft = 1}, AppendDemand{.num_tokens = 1}, TrimOptions{.window = 1},
        SequenceInfo{.length = 1}, GroupUsage{.held = 1}, Counters{.forks = 1});
-  take(Admission{.cached_tokens = 1}, ReserveOptions{.most_per_step = 1}, Forgotten{.pins = 1},
-       EndedSequence{.caller_id = 1}, TokenStoreOptions{.max_tokens = 1});
+  take(Admission{.cached_tokens = 1}, Soon{.tokens = 1}, ReserveOptions{.most_per_step = 1},
+       Forgotten{.pins = 1}, EndedSequence{.caller_id = 1}, TokenStoreOptions{.max_tokens = 1});
   take(TreeGroup{.num_blocks = 1}, PrefixTreeOptions{.max_runs = 2}, TreeChange{.block = {}},
        PrefixMatch{.tokens = 1}, PublishOffer{.tail = true}, Published{.has_gap = true});
   take(RootKey{.adapter = "a"}, MediaSpan{.end = 1}, ArenaSpan{.order = 1});

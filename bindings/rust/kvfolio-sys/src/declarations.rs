@@ -122,6 +122,9 @@ pub struct kvfolio_shortage {
     pub reserved: i32,
     pub loads: i32,
     pub holds: i32,
+    pub num_blocks: i32,
+    pub kept: i32,
+    pub never: i32,
 }
 
 impl kvfolio_shortage {
@@ -140,6 +143,9 @@ impl kvfolio_shortage {
             reserved: 0,
             loads: 0,
             holds: 0,
+            num_blocks: 0,
+            kept: 0,
+            never: 0,
         }
     }
 }
@@ -193,6 +199,7 @@ pub struct kvfolio_group_spec {
     pub window: i32,
     pub num_sinks: i32,
     pub num_blocks: i32,
+    pub rewind: i32,
 }
 
 impl kvfolio_group_spec {
@@ -212,6 +219,7 @@ impl kvfolio_group_spec {
             window: 0,
             num_sinks: 0,
             num_blocks: 0,
+            rewind: 0,
         }
     }
 }
@@ -462,6 +470,7 @@ pub struct kvfolio_manager_options {
     pub list_findable: i32,
     pub copies_by_host: i32,
     pub reserved: i32,
+    pub max_announced_tokens: i64,
 }
 
 impl kvfolio_manager_options {
@@ -489,6 +498,7 @@ impl kvfolio_manager_options {
             list_findable: 0,
             copies_by_host: 0,
             reserved: 0,
+            max_announced_tokens: 0,
         }
     }
 }
@@ -540,6 +550,8 @@ pub struct kvfolio_open_options {
     pub caller_id: u64,
     pub priority: i32,
     pub late_names: i32,
+    pub announce: i32,
+    pub reserved: i32,
 }
 
 impl kvfolio_open_options {
@@ -555,6 +567,8 @@ impl kvfolio_open_options {
             caller_id: 0,
             priority: 0,
             late_names: 0,
+            announce: 0,
+            reserved: 0,
         }
     }
 }
@@ -604,6 +618,7 @@ pub struct kvfolio_plan_options {
     pub flashinfer: i32,
     pub shared_prefixes: i32,
     pub positions: i32,
+    pub caller_ids: i32,
 }
 
 impl kvfolio_plan_options {
@@ -617,6 +632,7 @@ impl kvfolio_plan_options {
             flashinfer: 0,
             shared_prefixes: 0,
             positions: 0,
+            caller_ids: 0,
         }
     }
 }
@@ -692,6 +708,7 @@ pub struct kvfolio_group_plan {
     pub changed_blocks: kvfolio_i32s,
     pub shared_prefixes: *const kvfolio_shared_prefix,
     pub num_shared_prefixes: i64,
+    pub kv_first_live: kvfolio_i32s,
 }
 
 impl kvfolio_group_plan {
@@ -712,6 +729,7 @@ impl kvfolio_group_plan {
             changed_blocks: kvfolio_i32s::new(),
             shared_prefixes: std::ptr::null(),
             num_shared_prefixes: 0,
+            kv_first_live: kvfolio_i32s::new(),
         }
     }
 }
@@ -736,6 +754,8 @@ pub struct kvfolio_step_plan {
     pub trim_sinks: kvfolio_i32s,
     pub trim_first_kept: kvfolio_i32s,
     pub positions: kvfolio_i32s,
+    pub rewinds: kvfolio_i32s,
+    pub caller_ids: *const u64,
 }
 
 impl kvfolio_step_plan {
@@ -753,6 +773,8 @@ impl kvfolio_step_plan {
             trim_sinks: kvfolio_i32s::new(),
             trim_first_kept: kvfolio_i32s::new(),
             positions: kvfolio_i32s::new(),
+            rewinds: kvfolio_i32s::new(),
+            caller_ids: std::ptr::null(),
         }
     }
 }
@@ -868,6 +890,8 @@ pub struct kvfolio_sequence_info {
     pub priority: i32,
     pub reserved: i32,
     pub load: kvfolio_load_id,
+    pub rewinds: i32,
+    pub rewind_from: i32,
 }
 
 impl kvfolio_sequence_info {
@@ -891,6 +915,8 @@ impl kvfolio_sequence_info {
             priority: 0,
             reserved: 0,
             load: 0,
+            rewinds: 0,
+            rewind_from: 0,
         }
     }
 }
@@ -962,6 +988,7 @@ pub struct kvfolio_counters {
     pub publications_skipped: u64,
     pub blocks_used_peak: u64,
     pub tokens_loaded: u64,
+    pub announcements_skipped: u64,
 }
 
 impl kvfolio_counters {
@@ -987,6 +1014,7 @@ impl kvfolio_counters {
             publications_skipped: 0,
             blocks_used_peak: 0,
             tokens_loaded: 0,
+            announcements_skipped: 0,
         }
     }
 }
@@ -1236,6 +1264,7 @@ extern "C" {
     pub fn kvfolio_root_destroy(root: *mut kvfolio_root);
     pub fn kvfolio_open(manager: *mut kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, out: *mut kvfolio_sequence, cached_tokens: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_probe(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, cached_tokens: *mut i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_soon(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, soon_tokens: *mut i32, by: *mut kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_open_unnamed(manager: *mut kvfolio_manager, root: *const kvfolio_root, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, out: *mut kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_fork(manager: *mut kvfolio_manager, parent: kvfolio_sequence, options: *const kvfolio_fork_options, out: *mut kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_adopt(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, tables: *const i32, table_sizes: *const i64, num_tables: i32, num_tokens: i32, error: *mut kvfolio_error) -> i32;
@@ -1243,10 +1272,13 @@ extern "C" {
     pub fn kvfolio_clear(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_trim(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, num_sinks: i64, window: i64, dropped: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_close(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cancel(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_preempt(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_set_priority(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, priority: i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_touch(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_begin_step(manager: *mut kvfolio_manager, now_us: u64, out: *mut kvfolio_ticket, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_append(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, tokens: *const i32, num_tokens: i64, draft: i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_append_prompt(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, prompt: *const i32, num_tokens: i64, at_most: i64, num_appended: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_append_unnamed(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, num_tokens: i64, draft: i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_append_each(manager: *mut kvfolio_manager, sequences: *const kvfolio_sequence, tokens: *const i32, num_sequences: i64, num_appended: *mut i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_append_unnamed_each(manager: *mut kvfolio_manager, sequences: *const kvfolio_sequence, num_sequences: i64, num_appended: *mut i64, error: *mut kvfolio_error) -> i32;
@@ -1262,7 +1294,8 @@ extern "C" {
     pub fn kvfolio_fail(manager: *mut kvfolio_manager, ticket: kvfolio_ticket, ended: *mut *const kvfolio_ended, num_ended: *mut i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_accept(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, num_accepted: i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_admit(manager: *mut kvfolio_manager, sequences: *const kvfolio_sequence, num_tokens: *const i64, num_sequences: i64, error: *mut kvfolio_error) -> i32;
-    pub fn kvfolio_admit_prompt(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, num_more: i64, cached_tokens: *mut i32, blocks: *mut i32, num_groups: i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_admit_prompt(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, num_more: i64, most_per_step: i64, cached_tokens: *mut i32, blocks: *mut i32, num_groups: i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_admit_sequence(manager: *const kvfolio_manager, sequence: kvfolio_sequence, num_tokens: i64, most_per_step: i64, blocks: *mut i32, num_groups: i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_reserve(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, num_tokens: i64, most_per_step: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_evict(manager: *mut kvfolio_manager, group: i32, num_blocks: i32, evicted: *mut i32, capacity: i64, num_evicted: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_reset(manager: *mut kvfolio_manager, blocks: *mut i64, pins: *mut i32, error: *mut kvfolio_error) -> i32;

@@ -139,6 +139,12 @@ mirror! {
         pub loads: i32,
         /// Open ones; see [`hold_blocks`](crate::Manager::hold_blocks).
         pub holds: i32,
+        /// All blocks of the group.
+        pub num_blocks: i32,
+        /// That the sequences of the call, or the hit of a prompt, hold beside the needed ones.
+        pub kept: i32,
+        /// 1: the same call cannot succeed, whatever the others let go of.
+        pub never: i32,
     }
 }
 

@@ -105,7 +105,7 @@ pub use op_log::OpLog;
 pub use options::{Options, Order, Policy};
 pub use plan::{GroupPlan, PlanArrays, SharedPrefix};
 pub use prompt::{MediaSpan, OpenOptions, Publish, Root, RootKey};
-pub use questions::{BlockState, Counters, GroupUsage, MemoryUse, SequenceInfo};
+pub use questions::{BlockState, Counters, GroupUsage, MemoryUse, SequenceInfo, Soon};
 pub use room::{Admission, Forgotten, Pinned};
 pub use rows::{Element, Rows, RowsMut};
 pub use spec::{fit, plan_layouts, DType, Format, GroupLayout, GroupSpec, Kind};

@@ -223,12 +223,15 @@ fn check_abi() -> Result<()> {
 ///
 /// let b = cache.fork(a, &ForkOptions { caller_id: Some(8), priority: 1 })?; // shares every block
 /// cache.set_priority(b, -1)?;
+/// cache.touch(b)?; // a use, for the policies by use
 /// cache.truncate(b, 20)?; // forgets the tokens from 20 on
 /// assert_eq!(cache.trim(a, 16, 16)?, 8); // sinks and a window: 8 of 40 went, positions stay
 /// cache.clear(b)?; // the same id, no tokens
 /// let table = cache.block_table(a, 0)?[..1].to_vec();
 /// cache.adopt(b, &[&table], 16)?; // blocks of `a`, by table
 /// cache.close(b)?; // what it published stays findable
+/// let c = cache.open(&[1], &OpenOptions::default())?.sequence;
+/// cache.cancel(c)?; // its request was given up: out of the step, too
 /// cache.preempt(a)?; // a close() that makes room
 /// assert_eq!(cache.num_sequences(), 0);
 /// assert!(cache.storage().is_none() && cache.storage_mut().is_none()); // ids only
@@ -320,6 +323,13 @@ impl Manager {
         call(|error| unsafe { sys::kvfolio_close(self.raw.as_ptr(), sequence.0, error) })
     }
 
+    /// Ends a sequence whose request was given up: takes it out of the open step, if it is in it, and
+    /// closes it.
+    pub fn cancel(&mut self, sequence: Sequence) -> Result<()> {
+        self.plans.changed();
+        call(|error| unsafe { sys::kvfolio_cancel(self.raw.as_ptr(), sequence.0, error) })
+    }
+
     /// Ends a sequence that must make room; takes it out of the open step first. So an append that is
     /// short may end any other one, or its own, and be called again.
     pub fn preempt(&mut self, sequence: Sequence) -> Result<()> {
@@ -332,6 +342,12 @@ impl Manager {
         call(|error| unsafe {
             sys::kvfolio_set_priority(self.raw.as_ptr(), sequence.0, priority, error)
         })
+    }
+
+    /// Counts as a use though nothing is appended, for [`Policy::Lru`](crate::Policy) and
+    /// [`Policy::Lfu`](crate::Policy).
+    pub fn touch(&mut self, sequence: Sequence) -> Result<()> {
+        call(|error| unsafe { sys::kvfolio_touch(self.raw.as_ptr(), sequence.0, error) })
     }
 
     /// Makes `target` a deep equal of this: the same sequences under the same ids. All that it held

@@ -74,6 +74,9 @@ pub struct Options {
     /// with several steps in flight. False: a step whose copies [`run_copies`](crate::Step::run_copies)
     /// has not run is refused.
     pub copies_by_host: bool,
+    /// Tokens of all announcements together that are not published yet. 0: the tokens of the
+    /// largest group.
+    pub max_announced_tokens: i64,
 }
 
 impl Options {
@@ -100,6 +103,7 @@ impl Options {
             list_findable: self.list_findable as i32,
             copies_by_host: self.copies_by_host as i32,
             reserved: 0,
+            max_announced_tokens: self.max_announced_tokens,
         }
     }
 
@@ -132,6 +136,7 @@ impl Options {
             max_transfers: c.max_transfers,
             list_findable: c.list_findable != 0,
             copies_by_host: c.copies_by_host != 0,
+            max_announced_tokens: c.max_announced_tokens,
         }
     }
 }

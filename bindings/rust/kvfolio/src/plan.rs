@@ -146,7 +146,9 @@ impl Slot {
 /// assert_eq!((group.slot_mapping()[3], group.block_table_stride()), (16, 2));
 /// assert_eq!(group.block_table(), [0, -1, 1, 2]); // [sequences, stride]
 /// assert_eq!((group.kv_indptr(), group.kv_indices()), (&[0, 1, 3][..], &[0, 1, 2][..]));
-/// assert_eq!(group.kv_last_page_len(), [3, 1]);
+/// assert_eq!((group.kv_last_page_len(), group.kv_first_live()), (&[3, 1][..], &[0, 0][..]));
+/// assert_eq!((plan.table_of(0, 1), plan.rewinds()), (&[1, 2][..], &[0, 0][..]));
+/// assert!(plan.caller_ids().is_empty());
 /// assert!(group.copy_src().is_empty() && group.copy_dst().is_empty());
 /// assert_eq!((group.changed_rows(), group.changed_columns()), (&[0, 1, 1][..], &[0, 0, 1][..]));
 /// assert_eq!(group.changed_blocks(), [0, 1, 2]);
@@ -228,6 +230,29 @@ impl<'a> PlanArrays<'a> {
     /// `[sequences]`; see `trim_sinks`.
     pub fn trim_first_kept(&self) -> &'a [i32] {
         slice(self.step().trim_first_kept)
+    }
+    /// `[sequences]`: the `rewinds` of each sequence ([`SequenceInfo`](crate::SequenceInfo)).
+    pub fn rewinds(&self) -> &'a [i32] {
+        slice(self.step().rewinds)
+    }
+    /// `[sequences]` if asked for: the callers' own names; 0 for a sequence without one.
+    pub fn caller_ids(&self) -> &'a [u64] {
+        let step = self.step();
+        if step.caller_ids.is_null() || step.num_sequences == 0 {
+            return &[];
+        }
+        // SAFETY: as slice().
+        unsafe { std::slice::from_raw_parts(step.caller_ids, step.num_sequences as usize) }
+    }
+    /// The block table of the i-th sequence in a group.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such group or sequence, or the plan has no block tables.
+    pub fn table_of(&self, group: usize, i: usize) -> &'a [i32] {
+        let of = &self.groups()[group];
+        let stride = of.block_table_stride() as usize;
+        &of.block_table()[i * stride..(i + 1) * stride]
     }
     /// `[tokens]`.
     pub fn positions(&self) -> &'a [i32] {
@@ -321,6 +346,10 @@ impl GroupPlan {
     /// FlashInfer: tokens in the last block of each sequence.
     pub fn kv_last_page_len(&self) -> &[i32] {
         slice(self.0.kv_last_page_len)
+    }
+    /// FlashInfer: the first position behind the gap in the list of pages; 0 without a gap.
+    pub fn kv_first_live(&self) -> &[i32] {
+        slice(self.0.kv_first_live)
     }
     /// Whole blocks to copy before the step writes, in this order.
     pub fn copy_src(&self) -> &[i32] {

@@ -178,6 +178,9 @@ pub struct OpenOptions<'a> {
     pub priority: i32,
     /// Tokens may get their names after their step, until the sequence is closed.
     pub late_names: bool,
+    /// [`Manager::soon`](crate::Manager::soon) tells others that the sequence is going to append its
+    /// prompt.
+    pub announce: bool,
 }
 
 impl std::fmt::Debug for Root {
@@ -215,6 +218,8 @@ impl CPrompt {
                 caller_id: options.caller_id.unwrap_or(0),
                 priority: options.priority,
                 late_names: options.late_names as i32,
+                announce: options.announce as i32,
+                reserved: 0,
             },
         }
     }

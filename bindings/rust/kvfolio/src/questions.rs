@@ -40,6 +40,11 @@ pub struct SequenceInfo {
     pub priority: i32,
     /// The load that is open for it.
     pub load: Option<Load>,
+    /// How often tokens of committed steps were cut. A row of an earlier plan is void if its sequence
+    /// is gone or [`rewinds`](crate::PlanArrays::rewinds) says another number.
+    pub rewinds: i32,
+    /// [`Manager::truncate`] to this length or more is never refused.
+    pub rewind_from: i32,
 }
 
 mirror! {
@@ -118,7 +123,18 @@ mirror! {
         pub blocks_used_peak: u64,
         /// Tokens that stood when their load was finished.
         pub tokens_loaded: u64,
+        /// Opens that were to announce their prompt and did not, for want of room.
+        pub announcements_skipped: u64,
     }
+}
+
+/// What [`Manager::soon`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Soon {
+    /// Tokens of the prompt that will be found.
+    pub tokens: i32,
+    /// The sequence that is going to append them.
+    pub by: Sequence,
 }
 
 /// Bytes beside the blocks.
@@ -152,6 +168,7 @@ pub struct MemoryUse {
 /// cache.slot_mapping(a, 0, 15, &mut slots)?;
 /// assert_eq!(slots, [15, table[1] * 16, table[1] * 16 + 1]);
 /// assert_eq!(cache.probe(&[1; 20], &OpenOptions::default())?, 16);
+/// assert_eq!(cache.soon(&[1; 20], &OpenOptions::default())?, None); // nothing was announced
 /// assert_eq!((cache.usage(0)?.held, cache.num_sequences()), (2, 1));
 /// assert_eq!((cache.block_state(0, table[0])?, cache.ref_count(0, table[0])?), (BlockState::Held, 1));
 /// assert!(cache.is_findable(0, table[0])? && cache.findable_end(0, table[0])? == 16);
@@ -186,6 +203,47 @@ impl Manager {
         Ok(cached)
     }
 
+    /// How far a hit of the prompt will reach once a sequence that announces the same tokens
+    /// ([`OpenOptions::announce`]) has appended and published them; `None`: nothing of it is to come.
+    ///
+    /// ```
+    /// use kvfolio::{Cache, GroupSpec, OpenOptions, Options, Soon};
+    ///
+    /// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+    /// let mut cache = Cache::new(&groups, &Options::default())?;
+    /// let prompt = [7; 40];
+    /// let announces = OpenOptions { announce: true, ..OpenOptions::default() };
+    /// let first = cache.open(&prompt, &announces)?.sequence;
+    /// let soon = cache.soon(&prompt, &OpenOptions::default())?;
+    /// assert_eq!(soon, Some(Soon { tokens: 32, by: first })); // the full blocks
+    /// let mut step = cache.begin_step()?;
+    /// step.append(first, &prompt)?;
+    /// step.finish()?;
+    /// assert_eq!(cache.soon(&prompt, &OpenOptions::default())?, None);
+    /// assert_eq!(cache.open(&prompt, &announces)?.cached_tokens, 32);
+    /// # Ok::<(), kvfolio::Error>(())
+    /// ```
+    pub fn soon(&self, tokens: &[i32], options: &OpenOptions) -> Result<Option<Soon>> {
+        let p = CPrompt::new(tokens, options);
+        let mut soon = 0;
+        let mut by = 0;
+        call(|error| unsafe {
+            sys::kvfolio_soon(
+                self.raw.as_ptr(),
+                p.root,
+                p.tokens,
+                p.num_tokens,
+                p.media,
+                p.num_media,
+                &p.options,
+                &mut soon,
+                &mut by,
+                error,
+            )
+        })?;
+        Ok((soon > 0).then_some(Soon { tokens: soon, by: Sequence(by) }))
+    }
+
     /// What is known of a sequence.
     pub fn info(&self, sequence: Sequence) -> Result<SequenceInfo> {
         let mut c = sys::kvfolio_sequence_info::new();
@@ -205,6 +263,8 @@ impl Manager {
             use_count: c.use_count,
             priority: c.priority,
             load: Some(Load(c.load)).filter(|_| c.load != 0),
+            rewinds: c.rewinds,
+            rewind_from: c.rewind_from,
         })
     }
 

@@ -116,6 +116,39 @@ impl Manager {
         options: &OpenOptions,
         num_more: i64,
     ) -> Result<Admission> {
+        self.admit_prompt_in_chunks(tokens, options, num_more, 0)
+    }
+
+    /// Would they fit in steps of at most `most_per_step` tokens? Says in numbers what
+    /// [`open`](Manager::open) and then [`reserve`](Manager::reserve) would do: a window group needs
+    /// far fewer blocks for a long prompt in chunks. 0: all in one step.
+    ///
+    /// ```
+    /// use kvfolio::{Cache, Error, GroupSpec, Kind, Options};
+    ///
+    /// let full = GroupSpec { head_dim_k: 8, num_blocks: 80, ..GroupSpec::default() };
+    /// let kind = Kind::SlidingWindow { window: 32, num_sinks: 0 };
+    /// let groups = [full, GroupSpec { kind, num_blocks: 12, ..full }];
+    /// let mut cache = Cache::new(&groups, &Options::default())?;
+    /// let prompt = [1; 1000];
+    /// assert!(cache.admit_prompt(&prompt, &Default::default(), 0).is_err()); // 63 blocks of 12
+    /// let chunks = cache.admit_prompt_in_chunks(&prompt, &Default::default(), 0, 64)?;
+    /// assert_eq!(chunks.blocks(), [63, 7]);
+    /// let a = cache.open(&prompt, &Default::default())?.sequence;
+    /// cache.reserve(a, 1000, 64)?;
+    /// let mut step = cache.begin_step()?;
+    /// assert_eq!(step.append_prompt(a, &prompt, 64)?, 64);
+    /// step.finish()?;
+    /// assert_eq!(cache.admit_in_chunks(a, 936, 64)?.blocks()[1], 5);
+    /// # Ok::<(), kvfolio::Error>(())
+    /// ```
+    pub fn admit_prompt_in_chunks(
+        &self,
+        tokens: &[i32],
+        options: &OpenOptions,
+        num_more: i64,
+        most_per_step: i64,
+    ) -> Result<Admission> {
         let p = CPrompt::new(tokens, options);
         let num_groups = self.num_groups as usize;
         let mut out = Admission { cached_tokens: 0, blocks: [0; 16], num_groups };
@@ -129,9 +162,36 @@ impl Manager {
                 p.num_media,
                 &p.options,
                 num_more,
+                most_per_step,
                 &mut out.cached_tokens,
                 out.blocks[..num_groups].as_mut_ptr(),
                 self.num_groups,
+                error,
+            )
+        })?;
+        Ok(out)
+    }
+
+    /// The same for a sequence that is open. Keeps no table entries.
+    pub fn admit_in_chunks(
+        &self,
+        sequence: Sequence,
+        num_tokens: i64,
+        most_per_step: i64,
+    ) -> Result<Admission> {
+        let num_groups = self.num_groups as usize;
+        let mut out = Admission { cached_tokens: 0, blocks: [0; 16], num_groups };
+        let this = self.raw.as_ptr();
+        call(|error| unsafe {
+            let blocks = out.blocks[..num_groups].as_mut_ptr();
+            let n = self.num_groups;
+            sys::kvfolio_admit_sequence(
+                this,
+                sequence.0,
+                num_tokens,
+                most_per_step,
+                blocks,
+                n,
                 error,
             )
         })?;

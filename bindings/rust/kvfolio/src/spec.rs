@@ -95,6 +95,9 @@ pub struct GroupSpec {
     pub kind: Kind,
     /// Blocks of the pool; [`fit`] fills it in.
     pub num_blocks: i32,
+    /// Tokens that a running sequence of a window group keeps behind its window, so that
+    /// [`truncate`](crate::Manager::truncate) can take back as many.
+    pub rewind: i32,
 }
 
 impl Default for GroupSpec {
@@ -111,6 +114,7 @@ impl Default for GroupSpec {
             format: Format::Hnd,
             kind: Kind::Full,
             num_blocks: 0,
+            rewind: 0,
         }
     }
 }
@@ -139,6 +143,7 @@ impl GroupSpec {
             window,
             num_sinks,
             num_blocks: self.num_blocks,
+            rewind: self.rewind,
         }
     }
 
@@ -169,6 +174,7 @@ impl GroupSpec {
             },
             kind,
             num_blocks: c.num_blocks,
+            rewind: c.rewind,
         }
     }
 }

@@ -144,6 +144,23 @@ impl<'c> Step<'c> {
         })
     }
 
+    /// Appends the next tokens of the prompt that the sequence lacks, at most `at_most`. Returns how
+    /// many; 0: it has them all. A prompt that differs from what the sequence has said is refused.
+    pub fn append_prompt(
+        &mut self,
+        sequence: Sequence,
+        prompt: &[i32],
+        at_most: i64,
+    ) -> Result<i32> {
+        let (this, n) = (self.change(), prompt.len() as i64);
+        let mut count = 0;
+        call(|error| unsafe {
+            let tokens = prompt.as_ptr();
+            sys::kvfolio_append_prompt(this, sequence.0, tokens, n, at_most, &mut count, error)
+        })?;
+        Ok(count)
+    }
+
     /// Appends tokens whose ids the host does not know yet: [`Manager::set_tokens`] names them.
     pub fn append_unnamed(&mut self, sequence: Sequence, num_tokens: i64) -> Result<()> {
         self.append_unnamed_draft(sequence, num_tokens, 0)
@@ -323,6 +340,8 @@ pub struct PlanOptions {
     pub shared_prefixes: bool,
     /// The position of each token.
     pub positions: bool,
+    /// The callers' own names of the sequences.
+    pub caller_ids: bool,
 }
 
 impl PlanOptions {
@@ -335,6 +354,7 @@ impl PlanOptions {
             flashinfer: self.flashinfer as i32,
             shared_prefixes: self.shared_prefixes as i32,
             positions: self.positions as i32,
+            caller_ids: self.caller_ids as i32,
         }
     }
 }

@@ -119,6 +119,7 @@ impl Numbers<'_> {
             max_tokens: self.i32(),
             priority: self.i32(),
             late_names: self.bool(),
+            announce: false,
         }
     }
     fn policy(&mut self) -> Option<Policy> {
@@ -138,6 +139,7 @@ fn number(sequence: Sequence) -> i64 {
 fn create(call: &Call) -> Cache {
     let mut n = call.given();
     let group = |n: &mut Numbers| GroupSpec {
+        rewind: 0,
         num_layers: n.i32(),
         num_kv_heads: n.i32(),
         head_dim_k: n.i32(),
@@ -174,6 +176,7 @@ fn create(call: &Call) -> Cache {
         max_transfers: n.i32(),
         copies_by_host: n.bool(),
         list_findable: false,
+        max_announced_tokens: 0,
     };
     let cache = match call.name {
         "create" => Cache::new(&groups, &options).unwrap(),
@@ -394,6 +397,7 @@ fn call_step(step: &mut Step, call: &Call) -> Option<Result<Vec<i64>>> {
         "run_copies" => none(step.run_copies()),
         "plan" => {
             let options = PlanOptions {
+                caller_ids: false,
                 pad_with_zero: n.bool(),
                 no_block_tables: n.bool(),
                 changed_entries: n.bool(),

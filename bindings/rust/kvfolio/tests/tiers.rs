@@ -28,6 +28,7 @@ const MODEL: ModelIdentity = ModelIdentity {
     num_context_ranks: 0,
 };
 const GROUP: GroupSpec = GroupSpec {
+    rewind: 0,
     num_layers: 1,
     num_kv_heads: 1,
     head_dim_k: 8,
