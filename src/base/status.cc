@@ -39,8 +39,8 @@ std::string others(const Shortage& shortage) {
 
 std::string never(const Shortage& shortage) {
   if (!shortage.never()) return {};
-  const std::string has = concat("; never: the group has ", shortage.num_blocks,
-                                 shortage.num_blocks == 1 ? " block" : " blocks");
+  std::string has = concat("; never: the group has ", shortage.num_blocks,
+                           shortage.num_blocks == 1 ? " block" : " blocks");
   if (shortage.kept == 0) return has;
   return concat(has, " and ", shortage.kept, shortage.kept == 1 ? " is kept" : " are kept");
 }

@@ -51,6 +51,7 @@ void Harness::check_chunks(const Prompt& prompt, const OpenOptions& options) {
   const int rest = isize(prompt.tokens) - opened->cached_tokens + more;
   const auto reserved = [&](int g) { return (*cold_->usage(GroupId(g))).reserved; };
   std::vector<int> before;
+  before.reserve(static_cast<std::size_t>(num_groups()));
   for (int g = 0; g < num_groups(); ++g) before.push_back(reserved(g));
   const Result<Admission> again = cold_->admit(opened->sequence, rest, chunks);
   const Status kept = cold_->reserve(opened->sequence, rest, chunks);
