@@ -579,7 +579,10 @@ fn images_of_a_device_go_through_its_resource() -> Result<()> {
     assert_eq!(image, written);
     let copied = runs.swap(-1, Ordering::Relaxed);
     let failed = storage.read_blocks(0, &[3], &mut image);
-    assert!(matches!(&failed, Err(Error::Unavailable(text)) if text.contains("timed out")), "{failed:?}");
+    assert!(
+        matches!(&failed, Err(Error::Unavailable(text)) if text.contains("timed out")),
+        "{failed:?}"
+    );
     runs.store(copied, Ordering::Relaxed);
     assert!(storage.view(0)?.k::<f32>(0, 3, 0, 0).is_none()); // not a slice of the CPU
     assert!(storage.view(0)?.k_scale(0, 3, 0, 0).is_none());
