@@ -74,8 +74,9 @@ class Device final : public MemoryResource {
   [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kDevice; }
   Result<std::byte*> allocate(std::int64_t) override { return Status(ErrorCode::kUnsupported, ""); }
   void deallocate(std::byte*, std::int64_t) noexcept override {}
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
     std::memcpy(dst, src, static_cast<std::size_t>(bytes));  // on the stream: run() calls it
+    return {};
   }
 
   // Jobs run one after the other behind the caller's back. The future has the sampled tokens, or

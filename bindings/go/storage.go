@@ -56,11 +56,12 @@ type MemoryResource struct {
 	Context    unsafe.Pointer
 	Allocate   unsafe.Pointer // void* (*)(void* context, int64_t bytes)
 	Deallocate unsafe.Pointer // void (*)(void* context, void* memory, int64_t bytes)
-	Copy       unsafe.Pointer // void (*)(void* context, void* dst, const void* src, int64_t bytes)
+	Copy       unsafe.Pointer // int32_t (*)(void* context, void* dst, const void* src, int64_t bytes)
 	// These may be nil. CopyBatch does many copies, CopyIn copies from memory of the CPU, CopyOut to
-	// it; those two return 0 if they could. Without them copies are made by Copy, one after the
-	// other, and the CPU cannot reach memory of a device (ReadBlocks, WriteBlocks).
-	CopyBatch unsafe.Pointer // void (*)(void* context, const kvfolio_copy_run* runs, int64_t n)
+	// it. Without them copies are made by Copy, one after the other, and the CPU cannot reach memory
+	// of a device (ReadBlocks, WriteBlocks). Copies return 0 if the bytes arrived. Any other code is
+	// ErrUnavailable for the caller, but KVFOLIO_ERR_UNSUPPORTED: then nothing was copied.
+	CopyBatch unsafe.Pointer // int32_t (*)(void* context, const kvfolio_copy_run* runs, int64_t n)
 	CopyIn    unsafe.Pointer // int32_t (*)(void* context, const kvfolio_copy_run* runs, int64_t n)
 	CopyOut   unsafe.Pointer
 }

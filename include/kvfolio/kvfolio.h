@@ -191,16 +191,18 @@ typedef struct kvfolio_copy_run {
 // Memory of the caller's own making (MemoryResource in memory.h). allocate() returns null if there
 // is none, else `bytes` bytes aligned to 64 or more. copy() is for ranges that do not overlap. The
 // first three are needed. copy_batch() does many copies; null: one after the other. copy_in()
-// copies from memory of the CPU, copy_out() to it, and return 0, or anything else if they cannot;
-// null: as copy_batch() if the memory is the host's, else they cannot. They must not call kvfolio.
+// copies from memory of the CPU, copy_out() to it; null: as copy_batch() if the memory is the
+// host's, else they cannot. Copies return 0 if the bytes arrived; KVFOLIO_ERR_UNSUPPORTED if they
+// cannot, and then nothing was copied; anything else, best a KVFOLIO_ERR, if they failed, which
+// callers of a storage see as KVFOLIO_ERR_UNAVAILABLE. They must not call kvfolio.
 typedef struct kvfolio_memory_resource {
   uint32_t struct_size;
   int32_t kind;
   void* context;
   void* (*allocate)(void* context, int64_t bytes);
   void (*deallocate)(void* context, void* memory, int64_t bytes);
-  void (*copy)(void* context, void* dst, const void* src, int64_t bytes);
-  void (*copy_batch)(void* context, const kvfolio_copy_run* runs, int64_t num_runs);
+  int32_t (*copy)(void* context, void* dst, const void* src, int64_t bytes);
+  int32_t (*copy_batch)(void* context, const kvfolio_copy_run* runs, int64_t num_runs);
   int32_t (*copy_in)(void* context, const kvfolio_copy_run* runs, int64_t num_runs);
   int32_t (*copy_out)(void* context, const kvfolio_copy_run* runs, int64_t num_runs);
 } kvfolio_memory_resource;

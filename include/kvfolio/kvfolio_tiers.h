@@ -535,7 +535,7 @@ typedef struct kvfolio_offload_counters {
   uint32_t struct_size;
   uint32_t reserved;        // 0
   uint64_t stores;          // records that entered the arena from the cache
-  uint64_t stores_dropped;  // no room in the arena
+  uint64_t stores_dropped;  // no room in the arena, or the block could not be read
   uint64_t loads;           // blocks that were written to the cache
   uint64_t tokens_loaded;
   uint64_t arena_corrupt;        // records of the arena that did not verify
@@ -549,7 +549,8 @@ typedef struct kvfolio_offload_counters {
   uint64_t requests_timed_out;
   uint64_t unknown_completions;  // a faulty tier: it says that something is done that was not asked
   uint64_t manager_forgets;      // the manager was told to forget, and everything went here
-  uint64_t steps_max;  // the most looks at a block, a question or an answer that one poll took
+  uint64_t steps_max;      // the most looks at a block, a question or an answer that one poll took
+  uint64_t copies_failed;  // blocks that the cache's memory failed to give or to take
 } kvfolio_offload_counters;
 KVFOLIO_C_API int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload,
                                                    kvfolio_offload_counters* out,

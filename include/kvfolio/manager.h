@@ -23,8 +23,8 @@
 //    necessary is left out if it would leave a group short of blocks. So an append that has room
 //    after a miss also has room after a hit.
 //  - Any call that lets go of blocks may evict cached ones to keep a promise of reserve().
-//  - Every call either does all it says, or returns an error and changes nothing. One exception: a
-//    sequence that is short of table entries stops publishing, even if the call is then refused.
+//  - Every call either does all it says, or returns an error and changes nothing. Two exceptions: a
+//    sequence short of table entries stops publishing though the call is refused; and copy_to().
 //  - The same calls give the same ids and the same plans on every machine.
 //
 // A step: begin_step -> append* -> plan -> commit (work is enqueued) -> complete (device is done).
@@ -299,7 +299,7 @@ class KVFOLIO_API KVCacheManager {
   // order, KVStorage::copy_blocks()), say so with ManagerOptions::copies_by_host.
   // kUnsupported: no storage. kFailedPrecondition: no step is open, the copies have run, or
   // (kInOrder) there are copies and an earlier step is in flight, which may still write what they
-  // read.
+  // read. kUnavailable: the memory failed; they have not run. Run them again, or drop() the step.
   Status run_copies();
   // commit() and complete(), for engines that have computed already. Errors as commit().
   Status finish(Ticket ticket);
@@ -547,11 +547,11 @@ class KVFOLIO_API KVCacheManager {
   // step has had one, or not. The cost grows with what is in use, plus some words for each block,
   // run, sequence and pin that the options allow. Only blocks of the storage that are not free are
   // copied. No heap. Several threads may copy from one manager at the same time, each to a target
-  // of its own, while no other call runs that changes it.
-  // After an error nothing has changed. kInvalidArgument: spec or options differ, id_tag included
-  // (names the first difference and both values), or only one has storage. kFailedPrecondition: a
-  // load or a hold of either is open (names how many); with storage also if a step of either is not
-  // complete. kUnsupported: the CPU may not touch the memory.
+  // of its own, while no other call runs that changes it. After an error nothing has changed.
+  // kInvalidArgument: spec or options differ, id_tag included (names the first difference and both
+  // values), or only one has storage. kFailedPrecondition: a load or a hold of either is open
+  // (names how many); with storage also if a step of either is not complete. kUnsupported: the CPU
+  // may not touch the memory. kUnavailable: it failed half-way, and `target` is left empty.
   Status copy_to(KVCacheManager& target) const;
 
   // A hash of all that later answers depend on: sequences, tables, the prefix tree, orders of use

@@ -32,6 +32,12 @@ struct CopyRun {
   std::int64_t bytes = 0;
 };
 
+// Copies say whether the bytes arrived. After a failure the destinations of the call may have any
+// bytes, no other memory was touched, and nothing of the call is still on its way. A copy that ends
+// behind its call, in the order of a stream, and fails there makes each later call fail. Callers of
+// KVStorage see kUnsupported as it is (nothing was copied then) and all else as kUnavailable, with
+// the sentence of the resource.
+//
 // Every member is pure or inline. So a derived class can be compiled with or without RTTI. The type
 // information of HostMemory is in the library.
 class MemoryResource {
@@ -45,26 +51,30 @@ class MemoryResource {
   virtual void deallocate(std::byte* memory, std::int64_t bytes) noexcept = 0;
   // Copies within memory of this resource. The ranges do not overlap. Returns when the copy is
   // done, or when the resource's own stream orders every later use behind it.
-  virtual void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept = 0;
+  virtual Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept = 0;
 
   // Many copies in one call; a device would launch one kernel for all of them. No piece reads what
   // another one writes.
-  virtual void copy_batch(std::span<const CopyRun> runs) noexcept {
-    for (const CopyRun& run : runs) copy(run.dst, run.src, run.bytes);
+  virtual Status copy_batch(std::span<const CopyRun> runs) noexcept {
+    for (const CopyRun& run : runs) {
+      Status status = copy(run.dst, run.src, run.bytes);
+      if (!status.ok()) return status;
+    }
+    return {};
   }
   // The same from any memory of the CPU into memory of this resource, and back. The caller may
-  // reuse its memory, or read it, when the call returns. Return false if the resource cannot; then
-  // nothing was copied. A resource of host memory copies as it does within its own; one of a device
-  // overrides both.
-  [[nodiscard]] virtual bool copy_in(std::span<const CopyRun> runs) noexcept {
-    if (kind() != MemoryKind::kHost) return false;
-    copy_batch(runs);
-    return true;
+  // reuse its memory, or read it, when the call returns. A resource of host memory copies as it
+  // does within its own; one of a device overrides both, or is kUnsupported.
+  virtual Status copy_in(std::span<const CopyRun> runs) noexcept {
+    return kind() == MemoryKind::kHost ? copy_batch(runs) : no_host_copies();
   }
-  [[nodiscard]] virtual bool copy_out(std::span<const CopyRun> runs) noexcept {
-    if (kind() != MemoryKind::kHost) return false;
-    copy_batch(runs);
-    return true;
+  virtual Status copy_out(std::span<const CopyRun> runs) noexcept {
+    return kind() == MemoryKind::kHost ? copy_batch(runs) : no_host_copies();
+  }
+
+ private:
+  static Status no_host_copies() noexcept {
+    return {ErrorCode::kUnsupported, "the resource has no copies to and from memory of the CPU"};
   }
 };
 
@@ -79,7 +89,7 @@ class KVFOLIO_API HostMemory final : public MemoryResource {
   [[nodiscard]] MemoryKind kind() const noexcept override;
   Result<std::byte*> allocate(std::int64_t bytes) override;
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
 };
 
 }  // namespace kvfolio

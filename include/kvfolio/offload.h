@@ -26,6 +26,10 @@
 //    is copied, and nothing is findable before. A record that fails a check is a miss; a damaged
 //    one is erased where it lay. A request asks each tier once what it has. If a tier fails to
 //    bring a record, the request does not ask it for that one again, but the next tier that has it.
+//  - Memory that fails. A block that the cache's memory fails to give is not stored. A load of
+//  which
+//    it fails to take one block ends with nothing (LoadEnd::kPart): none of it is findable, and the
+//    records stay where they are. Both are counted (OffloadCounters::copies_failed).
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
 //    tier may still touch is not used again before the tier says so. Records that a tier has not
 //    brought by half of that time are asked of the next tier that has them, for all requests that
@@ -137,7 +141,7 @@ struct OffloadOpened {
 
 enum class LoadEnd : std::int32_t {
   kLoaded = 0,     // all that the tiers said they have
-  kPart = 1,       // less: records were gone, damaged, or there was no room for them
+  kPart = 1,       // less: records were gone, damaged, without room, or memory failed
   kNothing = 2,    // no tier has more
   kRecompute = 3,  // computing is faster
   kTimeout = 4,    // cached_tokens may be more than at open() still
@@ -154,7 +158,7 @@ struct SequenceReady {
 
 struct OffloadCounters {
   std::uint64_t stores = 0;          // records that entered the arena from the cache
-  std::uint64_t stores_dropped = 0;  // no room in the arena
+  std::uint64_t stores_dropped = 0;  // no room in the arena, or the block could not be read
   std::uint64_t loads = 0;           // blocks that were written to the cache
   std::uint64_t tokens_loaded = 0;
   std::uint64_t arena_corrupt = 0;        // records of the arena that did not verify
@@ -170,6 +174,7 @@ struct OffloadCounters {
   std::uint64_t manager_forgets = 0;  // the manager was told to forget, and everything went here
   // The most looks at a block, a question or an answer that one poll() took.
   std::uint64_t steps_max = 0;
+  std::uint64_t copies_failed = 0;  // blocks that the cache's memory failed to give or to take
 };
 
 // What one tier did, since create().

@@ -95,9 +95,9 @@ struct RestoreStats {
 // Writes what the manager's own storage has. kFailedPrecondition: a step is open or in flight; a
 // sequence has draft or unnamed tokens, a trim, or another number of tokens than given (names it).
 // kUnsupported: no storage, or memory that cannot be copied to the CPU. kNotFound: a sequence.
-// kInvalidArgument: `identity` is of another spec; keys, as RecordKeys::create(). Errors of the
-// sink are returned as they are; it has a part of a snapshot then, which a FileSink does not
-// commit. The same cache and sequences give the same bytes.
+// kInvalidArgument: `identity` is of another spec; keys, as RecordKeys::create(). kUnavailable: the
+// cache's memory failed. Errors of the sink are returned as they are; it has a part of a snapshot
+// then, which a FileSink does not commit. The same cache and sequences give the same bytes.
 KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& identity,
                                    ByteSink& sink, const SaveOptions& options = {});
 
@@ -107,9 +107,10 @@ KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& iden
 // no storage; another version of the format. kCorrupt: not a snapshot, or its first section is
 // damaged. kInvalidArgument: another identity, by the name of the field; `identity` is of another
 // spec; keys, as RecordKeys::create(); a caller id of the snapshot that is open. Then nothing has
-// changed. Damage behind the first section is no error: see the stats. Any file takes bounded
-// memory (512 MiB for tokens, and half the bytes of the headers of its records) and time: behind 1
-// GiB of damage it is not read further.
+// changed. kUnavailable: the cache's memory failed; no new sequence is open, and of the load that
+// failed nothing is findable. Damage behind the first section is no error: see the stats. Any file
+// takes bounded memory (512 MiB for tokens, and half the bytes of the headers of its records) and
+// time: behind 1 GiB of damage it is not read further.
 KVFOLIO_API Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
                                          ByteSource& source, const RestoreOptions& options = {});
 

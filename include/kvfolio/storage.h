@@ -14,6 +14,8 @@
 // not even rows of two groups. A row is the head_dim elements of one token, head and layer; the
 // scale of an int8 row counts as a row of its own.
 // The contents of fresh memory are unspecified: a slot holds a token only after an append.
+// Every call that copies answers kUnavailable if its MemoryResource says that bytes did not arrive.
+// Then what it was to write, and nothing else, may have any bytes; the call may be made again.
 // Thread safety: none for copy_blocks, copy_blocks_from, write_blocks and fill against any other
 // use of the same blocks; the const members may be called from several threads.
 
@@ -138,10 +140,11 @@ class KVStorage {
   // Copies the named blocks to `images`, one behind the other. kInvalidArgument: a group or a block
   // out of range, or images.size() is not the number of blocks times block_image_bytes().
   // kUnsupported: the memory is a device's, and its resource does not copy to the CPU. Nothing is
-  // copied then.
+  // copied then. kUnavailable: the resource failed; `images` may have any bytes.
   KVFOLIO_API Status read_blocks(GroupId group, std::span<const std::int32_t> blocks,
                                  std::span<std::byte> images) const;
-  // Copies images to the named blocks; a block is named once. Errors as above.
+  // Copies images to the named blocks; a block is named once. Errors as above; after kUnavailable
+  // any of these blocks may have any bytes.
   KVFOLIO_API Status write_blocks(GroupId group, std::span<const std::int32_t> blocks,
                                   std::span<const std::byte> images);
   // Where the pieces of an image lie in the block: `memory` has the bytes [offset, offset + bytes)
@@ -174,7 +177,6 @@ class KVStorage {
   [[nodiscard]] Status check_images(std::string_view what, GroupId group,
                                     std::span<const std::int32_t> blocks,
                                     std::size_t image_bytes) const;
-  [[nodiscard]] Status no_host_copies(std::string_view what) const;
   // Requires: check_group(group).ok().
   [[nodiscard]] const std::vector<KVView>& views_of(GroupId group) const noexcept {
     return groups_[static_cast<std::size_t>(group.value())];

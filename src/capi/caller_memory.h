@@ -18,12 +18,15 @@ class CallerMemory final : public MemoryResource {
   [[nodiscard]] MemoryKind kind() const noexcept override;
   Result<std::byte*> allocate(std::int64_t bytes) override;
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
-  void copy_batch(std::span<const CopyRun> runs) noexcept override;
-  [[nodiscard]] bool copy_in(std::span<const CopyRun> runs) noexcept override;
-  [[nodiscard]] bool copy_out(std::span<const CopyRun> runs) noexcept override;
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
+  Status copy_batch(std::span<const CopyRun> runs) noexcept override;
+  Status copy_in(std::span<const CopyRun> runs) noexcept override;
+  Status copy_out(std::span<const CopyRun> runs) noexcept override;
 
  private:
+  // What a function of the caller says of `num_runs` copies.
+  static Status said(std::string_view function, std::size_t num_runs, std::int32_t code);
+
   kvfolio_memory_resource resource_;
 };
 
@@ -44,8 +47,17 @@ inline void CallerMemory::deallocate(std::byte* memory, std::int64_t bytes) noex
   resource_.deallocate(resource_.context, memory, bytes);
 }
 
-inline void CallerMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
-  resource_.copy(resource_.context, dst, src, bytes);
+inline Status CallerMemory::said(std::string_view function, std::size_t num_runs,
+                                 std::int32_t code) {
+  if (code == KVFOLIO_OK) return {};
+  const bool is_known = code > KVFOLIO_OK && code <= KVFOLIO_ERR_CORRUPT;
+  return {is_known ? static_cast<ErrorCode>(code) : ErrorCode::kUnavailable,
+          concat("the caller's ", function, "() of ", num_runs, " copies returned ", code)};
+}
+
+inline Status CallerMemory::copy(std::byte* dst, const std::byte* src,
+                                 std::int64_t bytes) noexcept {
+  return said("copy", 1, resource_.copy(resource_.context, dst, src, bytes));
 }
 
 static_assert(sizeof(CopyRun) == sizeof(kvfolio_copy_run) &&
@@ -56,21 +68,23 @@ inline const kvfolio_copy_run* runs_of(std::span<const CopyRun> runs) noexcept {
   return reinterpret_cast<const kvfolio_copy_run*>(runs.data());
 }
 
-inline void CallerMemory::copy_batch(std::span<const CopyRun> runs) noexcept {
+inline Status CallerMemory::copy_batch(std::span<const CopyRun> runs) noexcept {
   if (resource_.copy_batch == nullptr) return MemoryResource::copy_batch(runs);
-  resource_.copy_batch(resource_.context, runs_of(runs), static_cast<std::int64_t>(runs.size()));
+  const auto count = static_cast<std::int64_t>(runs.size());
+  return said("copy_batch", runs.size(),
+              resource_.copy_batch(resource_.context, runs_of(runs), count));
 }
 
-inline bool CallerMemory::copy_in(std::span<const CopyRun> runs) noexcept {
+inline Status CallerMemory::copy_in(std::span<const CopyRun> runs) noexcept {
   if (resource_.copy_in == nullptr) return MemoryResource::copy_in(runs);
   const auto count = static_cast<std::int64_t>(runs.size());
-  return resource_.copy_in(resource_.context, runs_of(runs), count) == 0;
+  return said("copy_in", runs.size(), resource_.copy_in(resource_.context, runs_of(runs), count));
 }
 
-inline bool CallerMemory::copy_out(std::span<const CopyRun> runs) noexcept {
+inline Status CallerMemory::copy_out(std::span<const CopyRun> runs) noexcept {
   if (resource_.copy_out == nullptr) return MemoryResource::copy_out(runs);
   const auto count = static_cast<std::int64_t>(runs.size());
-  return resource_.copy_out(resource_.context, runs_of(runs), count) == 0;
+  return said("copy_out", runs.size(), resource_.copy_out(resource_.context, runs_of(runs), count));
 }
 
 // Null stays null.

@@ -114,28 +114,28 @@ Result<std::byte*> DeviceMemory::allocate(std::int64_t bytes) {
 
 void DeviceMemory::deallocate(std::byte* memory, std::int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  keep(device_->run(
+  static_cast<void>(keep(device_->run(
       [&] { return concat("to free ", bytes, " bytes"); },
-      [&](const DriverCalls& calls) { return calls.memory_free(address_of(memory)); }));
+      [&](const DriverCalls& calls) { return calls.memory_free(address_of(memory)); })));
 }
 
-void DeviceMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
+Status DeviceMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
   const CopyRun run{dst, src, bytes};
-  copy_batch({&run, 1});
+  return copy_batch({&run, 1});
 }
 
-void DeviceMemory::copy_batch(std::span<const CopyRun> runs) noexcept {
+Status DeviceMemory::copy_batch(std::span<const CopyRun> runs) noexcept {
   const std::lock_guard lock(mutex_);
-  keep(settle(copy_within(runs)));
+  return keep(settle(copy_within(runs)));
 }
 
-bool DeviceMemory::copy_in(std::span<const CopyRun> runs) noexcept {
+Status DeviceMemory::copy_in(std::span<const CopyRun> runs) noexcept {
   const std::lock_guard lock(mutex_);
   const bool staged = kernels_ != nullptr && runs.size() >= kFewRuns;
   return keep(settle(staged ? move_staged(runs, true) : move_in(runs)));
 }
 
-bool DeviceMemory::copy_out(std::span<const CopyRun> runs) noexcept {
+Status DeviceMemory::copy_out(std::span<const CopyRun> runs) noexcept {
   const std::lock_guard lock(mutex_);
   const bool staged = kernels_ != nullptr && runs.size() >= kFewRuns;
   return keep(settle(staged ? move_staged(runs, false) : move_out(runs)));
@@ -146,10 +146,9 @@ Status DeviceMemory::take_error() {
   return std::exchange(error_, Status());
 }
 
-bool DeviceMemory::keep(Status status) {
-  const bool ok = status.ok();
-  if (!ok && error_.ok()) error_ = std::move(status);
-  return ok;
+Status DeviceMemory::keep(Status status) {
+  if (!status.ok() && error_.ok()) error_ = status;
+  return status;
 }
 
 Status DeviceMemory::settle(Status status) {

@@ -6,9 +6,8 @@
 // fills or empties one while the other is on its way; the caller's memory needs no pinning. Knows
 // no kernels: each piece of a copy is a copy of the driver.
 //
-// The interface of MemoryResource lets copy() report nothing. So the first failure is kept, and
-// take_error() answers it; copy_in() and copy_out() answer false then, and the bytes of that call
-// are to be taken as not written.
+// Each call says whether its bytes arrived. The first failure is also kept, that of deallocate(),
+// too, which can say nothing: take_error() answers it.
 // Thread safety: calls from several threads wait for each other.
 
 #include <array>
@@ -64,10 +63,10 @@ class DeviceMemory final : public MemoryResource {
   Result<std::byte*> allocate(std::int64_t bytes) override;
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
   // All of these wait until the bytes have arrived.
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
-  void copy_batch(std::span<const CopyRun> runs) noexcept override;
-  [[nodiscard]] bool copy_in(std::span<const CopyRun> runs) noexcept override;
-  [[nodiscard]] bool copy_out(std::span<const CopyRun> runs) noexcept override;
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
+  Status copy_batch(std::span<const CopyRun> runs) noexcept override;
+  Status copy_in(std::span<const CopyRun> runs) noexcept override;
+  Status copy_out(std::span<const CopyRun> runs) noexcept override;
 
   // The first failure since the last call; ok if there was none.
   [[nodiscard]] Status take_error();
@@ -99,7 +98,7 @@ class DeviceMemory final : public MemoryResource {
   Status finish_half(Half& half);          // waits for it, and empties it
   Status record_half(Half& half);          // what was started for it so far ends at its event
   Status settle(Status status);            // after a failure nothing is on its way
-  bool keep(Status status);
+  Status keep(Status status);
 
   std::shared_ptr<Device> device_;
   PinnedMemory staging_;

@@ -94,7 +94,7 @@ TEST(CudaDeviceMemory, BytesAreRightWhenACallReturnsHoweverLateCopiesAre) {
     // Within the device.
     std::byte* const other = *memory->allocate(kBytes);
     const CopyRun within[] = {{other, device, 1000}, {other + 1000, device + 1000, kBytes - 1000}};
-    memory->copy_batch(within);
+    ASSERT_TRUE(memory->copy_batch(within));
     std::vector<std::byte> again(kBytes), first(kBytes);
     const CopyRun out[] = {{again.data(), other, kBytes}, {first.data(), device, kBytes}};
     ASSERT_TRUE(memory->copy_out(out));
@@ -192,7 +192,7 @@ void fail_each_call(unsigned kernels, DriverResult error) {
     fake.count = 0;
     fake.fail_at = at;
     fake.fail_with = error;
-    const bool ok_in = memory->copy_in(in), ok_out = memory->copy_out(out);
+    const bool ok_in = memory->copy_in(in).ok(), ok_out = memory->copy_out(out).ok();
     fake.fail_at = 0;
     const Status said = memory->take_error();
     EXPECT_EQ(said.ok(), ok_in && ok_out) << at;
@@ -259,7 +259,7 @@ TEST(CudaDeviceMemory, AContextThatDiesFailsEveryLaterCallAndNoOtherDevice) {
   fake.count = 0;
   EXPECT_FALSE(first->copy_out({&out, 1}));
   EXPECT_EQ(first->allocate(16).error().code(), ErrorCode::kUnavailable);
-  first->copy(lost, lost + 256, 256);
+  EXPECT_EQ(first->copy(lost, lost + 256, 256).code(), ErrorCode::kUnavailable);
   EXPECT_EQ(fake.count, 0);  // the driver is not asked any more
   EXPECT_EQ(back, std::vector<std::byte>(512));
   const Status said = first->take_error();

@@ -8,6 +8,8 @@
 // does not compile until it is said here what becomes of it.
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -96,7 +98,19 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
 
 }  // namespace
 
-Status KVCacheManager::Impl::copy_to(Impl& target) const {
+// Requires: both are quiet.
+Status KVCacheManager::Impl::copy_bytes_to(KVStorage& target) const {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const BlockPool& pool = blocks_.pool(g);
+    for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
+      if (pool.state(BlockId(block)) == BlockState::kFree) continue;
+      KVFOLIO_RETURN_IF_ERROR(target.copy_blocks_from(*storage_, GroupId(g), {&block, 1}));
+    }
+  }
+  return {};
+}
+
+Status KVCacheManager::Impl::copy_to(Impl& target, bool& lost_bytes) const {
   if (&target == this) return {};
   KVFOLIO_RETURN_IF_ERROR(same_spec(spec_, target.spec_));
   KVFOLIO_RETURN_IF_ERROR(same_options(options_, target.options_));
@@ -112,18 +126,28 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
     KVFOLIO_RETURN_IF_ERROR(target.steps_.check_quiet("the target"));
     // Without blocks it only says whether it can.
     KVFOLIO_RETURN_IF_ERROR(target.storage_->copy_blocks_from(*storage_, GroupId(0), {}));
-    for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const BlockPool& pool = blocks_.pool(g);
-      for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
-        if (pool.state(BlockId(block)) == BlockState::kFree) continue;
-        KVFOLIO_RETURN_IF_ERROR(
-            target.storage_->copy_blocks_from(*storage_, GroupId(g), {&block, 1}));
-      }
+    if (Status copied = copy_bytes_to(*target.storage_); !copied.ok()) {
+      lost_bytes = true;
+      target.stop_log("copy_to failed and closed the sequences of the manager");
+      return copied;
     }
   }
   target.copy_from(*this);
   target.stop_log("copy_to gave the manager another state; a log begins with a new manager");
   return {};
+}
+
+// For blocks that have lost their bytes.
+void KVCacheManager::Impl::close_all(KVCacheManager& manager) {
+  static_cast<void>(manager.reset());
+  std::array<SequenceId, 64> open;
+  for (std::int32_t left = manager.num_sequences(); left > 0; left = manager.num_sequences()) {
+    static_cast<void>(manager.sequences(open));
+    const auto count = static_cast<std::size_t>(std::min<std::int32_t>(left, std::ssize(open)));
+    for (const SequenceId id : std::span(open).first(count)) {
+      KVFOLIO_CHECK(manager.close(id).ok());
+    }
+  }
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
@@ -152,7 +176,10 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
 Status KVCacheManager::copy_to(KVCacheManager& target) const {
   KVFOLIO_RETURN_IF_MOVED("copy_to");
   if (target.impl_ == nullptr) return moved_from("copy_to: the target");
-  return impl_->copy_to(*target.impl_);
+  bool lost_bytes = false;
+  Status status = impl_->copy_to(*target.impl_, lost_bytes);
+  if (lost_bytes) Impl::close_all(target);
+  return status;
 }
 
 }  // namespace kvfolio

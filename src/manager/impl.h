@@ -106,7 +106,9 @@ class KVCacheManager::Impl {
   std::int64_t bytes_total() const noexcept;
   std::int64_t bytes_used() const noexcept;
   // copy.cc
-  Status copy_to(Impl& target) const;
+  Status copy_to(Impl& target, bool& lost_bytes) const;
+  Status copy_bytes_to(KVStorage& target) const;
+  static void close_all(KVCacheManager& manager);
   // op_writer.h
   template <typename Call, typename... Arguments>
   auto recorded(Op op, Call call, Arguments... arguments);

@@ -52,9 +52,10 @@ Status KVCacheManager::run_copies() {
                    " is in flight and may be writing what is copied; complete it first")};
   }
   // With the mutant, commit() runs them.
-  if (!mutant(Mutant::kCopyAfterWrite)) KVFOLIO_RETURN_IF_ERROR(m.copy_tails(step));
-  step.copies_ran = true;
-  return {};
+  Status copied = mutant(Mutant::kCopyAfterWrite) ? Status() : m.copy_tails(step);
+  // Those that failed have not run: all may be run again, since no source is written before.
+  step.copies_ran = copied.ok() || mutant(Mutant::kCopiesRanThoughTheyFailed);
+  return copied;
 }
 
 Status KVCacheManager::Impl::copy_tails(const Step& step) {

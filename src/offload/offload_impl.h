@@ -84,6 +84,7 @@ class Offload::Impl {
   using Arriving = Requests::Arriving;
   using Op = TierAsked;
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
+  enum class Written : std::uint8_t { kYes, kDamaged, kFailed };
 
   // ---- offload.cc ----
   void skip_known(Request& request);
@@ -146,7 +147,7 @@ class Offload::Impl {
   void write_next(Request& request);
   void end_writing(Request& request);
   Result<std::span<const KVStorage::ImageRun>> runs_of(GroupId group, BlockId block);
-  bool write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
+  Written write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
 
   // ---- what one call may do ----
   static constexpr std::int64_t kAnswersPerPoll = 4096;            // of each tier

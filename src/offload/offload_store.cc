@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/mutants.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/storage.h"
 #include "offload/offload_impl.h"
@@ -136,7 +137,10 @@ bool Offload::Impl::read_block(const FindableBlock& block, RecordInfo info,
   KVStorage& storage = *manager_.storage();
   if (storage.memory_kind() != MemoryKind::kHost) {
     const std::int32_t number = block.block.value();
-    if (!storage.read_blocks(block.group, std::span(&number, 1), payload).ok()) return false;
+    if (!storage.read_blocks(block.group, std::span(&number, 1), payload).ok()) {
+      ++counters_.copies_failed;
+      if (!mutant(Mutant::kFailedReadSealed)) return false;
+    }
     seal_record(info, record);
     return true;
   }

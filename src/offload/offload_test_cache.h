@@ -84,9 +84,11 @@ class MemoryFile final : public ByteSink, public ByteSource {
 struct Cache {
   KVCacheManager manager;
 
-  explicit Cache(const CacheSpec& spec, ManagerOptions options = {.max_sequences = 16})
-      : manager(*KVCacheManager::create(*KVStorage::create(spec), listed(options))) {
-    EXPECT_TRUE(manager.storage()->fill(std::byte{0xff}).ok());
+  // `memory` fills what it gives.
+  explicit Cache(const CacheSpec& spec, ManagerOptions options = {.max_sequences = 16},
+                 MemoryResource* memory = nullptr)
+      : manager(*KVCacheManager::create(*KVStorage::create(spec, memory), listed(options))) {
+    EXPECT_TRUE(memory != nullptr || manager.storage()->fill(std::byte{0xff}).ok());
   }
   static ManagerOptions listed(ManagerOptions options) {
     options.list_findable = true;

@@ -230,8 +230,8 @@ class OddMemory final : public MemoryResource {
     held -= bytes;
     inner_.deallocate(memory - 64, bytes + 4096);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
-    inner_.copy(dst, src, bytes);
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    return inner_.copy(dst, src, bytes);
   }
 
  private:

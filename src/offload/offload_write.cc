@@ -103,14 +103,21 @@ void Offload::Impl::write_next(Request& request) {
   }
   requests_.release(request, requests_.end_of(piece), pin);
   if (pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
-  if (write_block(piece, block, pin)) {
-    ++counters_.loads;
-    if (loaded_.size() < kLoadedMax) loaded_.insert(piece.key);
-    return;
+  switch (write_block(piece, block, pin)) {
+    case Written::kYes:
+      ++counters_.loads;
+      if (loaded_.size() < kLoadedMax) loaded_.insert(piece.key);
+      return;
+    case Written::kDamaged:
+      request.good = begin;
+      ++counters_.arena_corrupt;
+      arena_->erase(piece.key);
+      return;
+    case Written::kFailed:  // memory that failed once is not trusted with the rest of the load
+      ++counters_.copies_failed;
+      if (!mutant(Mutant::kFailedWriteFindable)) request.good = 0;
+      return;
   }
-  request.good = begin;
-  ++counters_.arena_corrupt;
-  arena_->erase(piece.key);
 }
 
 // Where the image of a block lies, in the order of the image. Valid until the next call.
@@ -125,32 +132,34 @@ Result<std::span<const KVStorage::ImageRun>> Offload::Impl::runs_of(GroupId grou
   return std::span<const KVStorage::ImageRun>(runs_).first(static_cast<std::size_t>(*count));
 }
 
-bool Offload::Impl::write_block(const Piece& piece, BlockId block, const ArenaPin& pin) {
+Offload::Impl::Written Offload::Impl::write_block(const Piece& piece, BlockId block,
+                                                  const ArenaPin& pin) {
   const std::span<const std::byte> record = pin.record();
   const RecordInfo expected =
       record_of(piece.group, (piece.logical + 1) * block_size(piece.group), piece.key);
   RecordInfo seen;
   if (check_record_header(record, expected) != RecordFault::kNone ||
       read_record_header(record, seen) != RecordFault::kNone) {
-    return false;
+    return Written::kDamaged;
   }
   const auto payload = record.subspan(static_cast<std::size_t>(kRecordHeaderBytes));
   KVStorage& storage = *manager_.storage();
   if (storage.memory_kind() != MemoryKind::kHost) {
+    if (checksum(payload, payload_seed(piece.key)) != seen.checksum) return Written::kDamaged;
     const std::int32_t number = block.value();
-    return checksum(payload, payload_seed(piece.key)) == seen.checksum &&
-           storage.write_blocks(piece.group, std::span(&number, 1), payload).ok();
+    const Status wrote = storage.write_blocks(piece.group, std::span(&number, 1), payload);
+    return wrote.ok() ? Written::kYes : Written::kFailed;
   }
   // In one pass: nothing reads the block before the load is finished.
   const auto runs = runs_of(piece.group, block);
-  if (!runs) return false;
+  if (!runs) return Written::kFailed;
   copies_.clear();
   for (const KVStorage::ImageRun& run : *runs) {
     KVFOLIO_DCHECK(run.offset >= 0 && run.offset + run.bytes <= std::ssize(payload));
     copies_.push_back({run.memory, payload.data() + run.offset, run.bytes});
   }
-  return copy_with_checksum(copies_, payload_seed(piece.key)) == seen.checksum ||
-         mutant(Mutant::kChecksumUnread);
+  const bool right = copy_with_checksum(copies_, payload_seed(piece.key)) == seen.checksum;
+  return right || mutant(Mutant::kChecksumUnread) ? Written::kYes : Written::kDamaged;
 }
 
 // What was not written is not good either: a cancel() may come in the middle.

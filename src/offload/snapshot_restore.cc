@@ -46,6 +46,7 @@ class Restorer {
   Status restore_fork(const SnapshotReader::Sequence& saved, const RestoredSequence& parent);
   Status restore_sequence(const SnapshotReader::Sequence& saved);
   void restore_paths();
+  void close_all();
   // The first `length` tokens of a path, as a prompt that is not kept.
   Status restore_prefix(const Path& path, std::int32_t length);
   [[nodiscard]] std::vector<std::int32_t> inner_ends(const Path& path) const;
@@ -81,6 +82,7 @@ class Restorer {
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<LoadBlock> blocks_;
   std::vector<std::byte> image_;
+  Status memory_;                               // of the cache: its first failure
   ChecksumThread checksums_;                    // of blocks that were read
   std::vector<ChecksumThread::Seal> expected_;  // of blocks of one write()
 };
@@ -180,12 +182,13 @@ Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path
     }
     ++checked;
   };
-  for (std::size_t i = 0; i < good; ++i) {
+  for (std::size_t i = 0; i < good && memory_.ok(); ++i) {
     const auto& [logical, block] = blocks_[i];
     if (!read_block(key_of(group, logical, path, length), group, block)) good = std::min(good, i);
     if (checksums_.pending() > kUncheckedMost) check();
   }
   while (checksums_.pending() > 0) check();
+  KVFOLIO_RETURN_IF_ERROR(memory_);
   stats_.records_loaded += static_cast<std::int64_t>(good);
   if (good == static_cast<std::size_t>(*count)) return load.end;
   ++stats_.records_refused;
@@ -218,7 +221,8 @@ bool Restorer::read_block(const TierKey& key, GroupId group, BlockId block) {
     } else {
       right = checksum(image_, seed) == payload->checksum;
     }
-    return right && storage_.write_blocks(group, std::span(&number, 1), image_).ok();
+    if (right) memory_ = storage_.write_blocks(group, std::span(&number, 1), image_);
+    return right && memory_.ok();
   }
   if (!source_.read_pieces_at(payload->place, pieces).ok()) return false;
   if (keyed_) {
@@ -343,6 +347,7 @@ void Restorer::restore_paths() {
     }
     const Path path = reader_.path_to(leaves[i]);
     const Status status = restore_prefix(path, static_cast<std::int32_t>(path.tokens.size()));
+    if (!memory_.ok()) return;
     if (!status.ok()) ++stats_.paths_no_room;
   }
   if (!has_windows()) return;
@@ -350,9 +355,15 @@ void Restorer::restore_paths() {
   for (const std::uint32_t leaf : leaves) {
     const Path path = reader_.path_to(leaf);
     for (const std::int32_t end : inner_ends(path)) {
-      if (!may_go_on()) return;
+      if (!may_go_on() || !memory_.ok()) return;
       static_cast<void>(restore_prefix(path, end));
     }
+  }
+}
+
+void Restorer::close_all() {
+  for (const RestoredSequence& restored : stats_.sequences) {
+    static_cast<void>(manager_.close(restored.sequence));
   }
 }
 
@@ -368,12 +379,14 @@ Result<RestoreStats> Restorer::run() {
   for (const SnapshotReader::Sequence& saved : reader_.sequences()) {
     Status status = restore_sequence(saved);
     if (status.ok()) continue;
-    for (const RestoredSequence& restored : stats_.sequences) {
-      static_cast<void>(manager_.close(restored.sequence));
-    }
+    close_all();
     return status;
   }
   restore_paths();
+  if (!memory_.ok()) {
+    close_all();
+    return memory_;
+  }
   return std::move(stats_);
 }
 

@@ -30,8 +30,8 @@ class CountedMemory final : public MemoryResource {
     held -= bytes;
     inner_.deallocate(memory, bytes);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
-    inner_.copy(dst, src, bytes);
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    return inner_.copy(dst, src, bytes);
   }
 
  private:

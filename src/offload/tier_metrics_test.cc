@@ -24,8 +24,8 @@ class DamagedMemory final : public MemoryResource {
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
     host_.deallocate(memory, bytes);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
-    host_.copy(dst, src, bytes);
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    return host_.copy(dst, src, bytes);
   }
   void damage() {
     for (std::size_t i = 0; i < all_.size(); i += 64) all_[i] ^= std::byte{1};

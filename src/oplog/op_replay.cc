@@ -74,10 +74,12 @@ class Replayer {
   template <typename Function, typename... Arguments>
   void make(Op op, Function function, std::tuple<Arguments...>& arguments, const Answer* recorded) {
     if (op == Op::kPlan && stops_plan()) return;
-    // What the storage could not do then is not asked of one that is imagined.
-    const auto unsupported = static_cast<std::uint32_t>(ErrorCode::kUnsupported);
+    // What the storage could not do then, or failed to do, is not asked of one that is imagined.
+    const auto is = [&](ErrorCode code) {
+      return recorded->code == static_cast<std::uint32_t>(code);
+    };
     if (op == Op::kRunCopies && header_.has_storage && recorded != nullptr &&
-        recorded->code == unsupported) {
+        (is(ErrorCode::kUnsupported) || is(ErrorCode::kUnavailable))) {
       return;
     }
     AnswerNote note;

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "kvfolio/storage.h"
 #include "storage/borrow.h"
+#include "storage/said.h"
 
 namespace kvfolio {
 namespace {
@@ -94,16 +95,30 @@ void for_each_piece(const storage::GroupViews& views, const GroupSpec& spec, std
   pieces.end();
 }
 
-// Copies that the resource gets together.
+// Copies that the resource gets together, by `copy`. None behind one that failed. A resource that
+// has no such copies says so even where there is nothing to copy.
+template <typename Copy>
 class Batch {
  public:
-  [[nodiscard]] bool full() const noexcept { return size_ == runs_.size(); }
-  void add(const CopyRun& run) noexcept { runs_[size_++] = run; }
-  [[nodiscard]] std::span<const CopyRun> take() noexcept {
-    return std::span(runs_).first(std::exchange(size_, 0));
+  Batch(std::string_view what, Copy copy) noexcept : what_(what), copy_(std::move(copy)) {}
+  void add(const CopyRun& run) {
+    if (size_ == runs_.size()) flush();
+    runs_[size_++] = run;
+  }
+  [[nodiscard]] Status end() {
+    flush();
+    return storage::said(what_, status_);
   }
 
  private:
+  void flush() {
+    const auto runs = std::span(runs_).first(std::exchange(size_, 0));
+    if (status_.ok()) status_ = copy_(runs);
+  }
+
+  std::string_view what_;
+  Copy copy_;
+  Status status_;
   std::array<CopyRun, 64> runs_;
   std::size_t size_ = 0;
 };
@@ -141,45 +156,33 @@ Status KVStorage::check_images(std::string_view what, GroupId group,
 Status KVStorage::read_blocks(GroupId group, std::span<const std::int32_t> blocks,
                               std::span<std::byte> images) const {
   KVFOLIO_RETURN_IF_ERROR(check_images("read_blocks", group, blocks, images.size()));
-  if (!resource_->copy_out({})) return no_host_copies("read_blocks");
-  Batch batch;
-  const auto flush = [&] { static_cast<void>(resource_->copy_out(batch.take())); };
+  Batch batch("read_blocks",
+              [&](std::span<const CopyRun> runs) { return resource_->copy_out(runs); });
   std::byte* image = images.data();
   for (const std::int32_t block : blocks) {
     for_each_piece(views_of(group), spec_.groups[static_cast<std::size_t>(group.value())], block,
                    [&](std::int64_t offset, const std::byte* memory, std::int64_t bytes) {
-                     if (batch.full()) flush();
                      batch.add({image + offset, memory, bytes});
                    });
     image += block_image_bytes(group);
   }
-  flush();
-  return {};
+  return batch.end();
 }
 
 Status KVStorage::write_blocks(GroupId group, std::span<const std::int32_t> blocks,
                                std::span<const std::byte> images) {
   KVFOLIO_RETURN_IF_ERROR(check_images("write_blocks", group, blocks, images.size()));
-  if (!resource_->copy_in({})) return no_host_copies("write_blocks");
-  Batch batch;
-  const auto flush = [&] { static_cast<void>(resource_->copy_in(batch.take())); };
+  Batch batch("write_blocks",
+              [&](std::span<const CopyRun> runs) { return resource_->copy_in(runs); });
   const std::byte* image = images.data();
   for (const std::int32_t block : blocks) {
     for_each_piece(views_of(group), spec_.groups[static_cast<std::size_t>(group.value())], block,
                    [&](std::int64_t offset, std::byte* memory, std::int64_t bytes) {
-                     if (batch.full()) flush();
                      batch.add({memory, image + offset, bytes});
                    });
     image += block_image_bytes(group);
   }
-  flush();
-  return {};
-}
-
-Status KVStorage::no_host_copies(std::string_view what) const {
-  return {ErrorCode::kUnsupported,
-          concat(what, ": the resource of this ", std::string_view(to_string(memory_kind())),
-                 " memory has no copies to and from the host; see MemoryResource::copy_in()")};
+  return batch.end();
 }
 
 Result<std::int64_t> KVStorage::image_runs(GroupId group, std::int32_t block, std::int64_t first,

@@ -335,9 +335,10 @@ TEST(LentLayers, OfADeviceAreOfADevice) {
     [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kDevice; }
     Result<std::byte*> allocate(std::int64_t) override { return nullptr; }
     void deallocate(std::byte*, std::int64_t) noexcept override {}
-    void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
       ++num_copies;
       std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+      return {};
     }
     int num_copies = 0;
   };

@@ -86,8 +86,9 @@ void HostMemory::deallocate(std::byte* memory, std::int64_t bytes) noexcept {
   if (memory != nullptr) ::munmap(memory, static_cast<std::size_t>(mapped_bytes(bytes)));
 }
 
-void HostMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
+Status HostMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
   std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+  return {};
 }
 
 }  // namespace kvfolio

@@ -16,6 +16,7 @@
 #include "base/row_nest.h"
 #include "base/text.h"
 #include "storage/borrow.h"
+#include "storage/said.h"
 
 namespace kvfolio {
 namespace {
@@ -238,11 +239,12 @@ Status KVStorage::copy_blocks(GroupId group, std::span<const std::int32_t> src,
       }
     }
   }
-  const auto copy = [this](std::byte* to, const std::byte* from, std::int64_t bytes) {
-    resource_->copy(to, from, bytes);
+  Status status;
+  const auto copy = [&](std::byte* to, const std::byte* from, std::int64_t bytes) {
+    if (status.ok()) status = resource_->copy(to, from, bytes);
   };
   for (const KVView& cache : views_of(group)) for_each_block_copy(cache, src, dst, copy);
-  return {};
+  return storage::said("block copy", status);
 }
 
 Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
@@ -267,22 +269,23 @@ Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
             concat("block copy of block ", block, ": group ", group.value(), " has blocks 0 to ",
                    num_blocks - 1)};
   }
+  Status status;
   const auto copy = [&](std::byte* dst, const std::byte* src, std::int64_t bytes) {
     if (one_resource) {
-      resource_->copy(dst, src, bytes);
+      if (status.ok()) status = resource_->copy(dst, src, bytes);
     } else {
       std::memcpy(dst, src, static_cast<std::size_t>(bytes));
     }
   };
   if (to.size() == 1 && from.size() == 1) {
     copy_between(to.front(), from.front(), blocks, copy);
-    return {};
+    return storage::said("block copy", status);
   }
   const std::int32_t num_layers = spec_.groups[static_cast<std::size_t>(group.value())].num_layers;
   for (std::int32_t layer = 0; layer < num_layers; ++layer) {
     copy_between(layer_of(to, layer), layer_of(from, layer), blocks, copy);
   }
-  return {};
+  return storage::said("block copy", status);
 }
 
 Status KVStorage::fill(std::byte value) {

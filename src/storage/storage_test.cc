@@ -47,9 +47,9 @@ class TestMemory final : public MemoryResource {
     ++num_deallocated;
     host_.deallocate(memory - offset, bytes + 1);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
     ++num_copies;
-    host_.copy(dst, src, bytes);
+    return host_.copy(dst, src, bytes);
   }
 
   MemoryKind kind_ = MemoryKind::kHost;

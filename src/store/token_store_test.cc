@@ -247,9 +247,10 @@ class TestMemory final : public MemoryResource {
     --given;
     std::free(memory);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
     copied_bytes += bytes;
     std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+    return {};
   }
 
   MemoryKind memory_kind = MemoryKind::kHost;

@@ -343,6 +343,7 @@ int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload, kvfolio_off
   to.unknown_completions = from.unknown_completions;
   to.manager_forgets = from.manager_forgets;
   to.steps_max = from.steps_max;
+  to.copies_failed = from.copies_failed;
   write_struct(out, to);
   return KVFOLIO_OK;
 }

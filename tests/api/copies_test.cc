@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copies of a step, with bytes.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
+#include <vector>
 
 #include "engine.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/storage.h"
+#include "storage/failing_memory.h"
 
 namespace kvfolio::testing_engine {
 namespace {
+
+using testing::HasSubstr;
 
 // Every element of K and V of one token of a cache of [8 elements, one head, one layer] in f32.
 using Row = std::array<float, 8>;
@@ -170,6 +175,61 @@ TEST(Copies, RunOnceAndThenTheStepTakesNoMoreAppends) {
   must(manager.append(b, tokens(50, 6)));
   must(manager.run_copies());
   must(manager.finish(next));
+}
+
+// Two forks of one tail are two copies of three layers. Each run fails once: then the step stands
+// as before, its tails have the bytes of their source once the copies ran again, and after drop()
+// too nothing is lost.
+TEST(Copies, ThatFailAreSaidAndTheStepMayRunThemAgainOrBeDropped) {
+  GroupSpec group = full_group(4, 8);
+  group.num_layers = 3;
+  for (const bool drops : {false, true}) {
+    bool fails = true;
+    for (std::int64_t at = 1; fails; ++at) {
+      test::FailingMemory memory;
+      KVCacheManager manager =
+          must(KVCacheManager::create(must(KVStorage::create(CacheSpec{{group}}, &memory))));
+      const SequenceId parent = must(manager.open(tokens(1, 6))).sequence;
+      const Ticket first = must(manager.begin_step());
+      must(manager.append(parent, tokens(1, 6)));
+      must(manager.plan());
+      must(manager.finish(first));
+      const std::int32_t source = must(manager.block_table(parent, GroupId(0)))[1];
+      std::vector<std::byte> image(std::size_t(manager.storage()->block_image_bytes(GroupId(0))));
+      for (std::size_t i = 0; i < image.size(); ++i) image[i] = std::byte(i * 7);
+      must(manager.storage()->write_blocks(GroupId(0), {&source, 1}, image));
+      const SequenceId forks[] = {must(manager.fork(parent)), must(manager.fork(parent))};
+      Ticket ticket = must(manager.begin_step());
+      for (const SequenceId fork : forks) must(manager.append(fork, Tokens{99}));
+      must(manager.plan());
+      memory.fail_run(at);
+      const Status copied = manager.run_copies();
+      memory.fail_run(0);
+      fails = !copied.ok();
+      EXPECT_TRUE(fails || at > 6) << "2 copies of 3 layers";
+      if (fails) {
+        EXPECT_EQ(copied.code(), ErrorCode::kUnavailable);
+        EXPECT_THAT(copied.message(), HasSubstr("the cable was cut"));
+        EXPECT_EQ(manager.commit(ticket).code(), ErrorCode::kFailedPrecondition);
+        must(manager.check_invariants());
+        if (drops) {
+          must(manager.drop(ticket));
+          ticket = must(manager.begin_step());
+          for (const SequenceId fork : forks) must(manager.append(fork, Tokens{98}));
+          must(manager.plan());
+        }
+        must(manager.run_copies());
+      }
+      must(manager.finish(ticket));
+      must(manager.check_invariants());
+      for (const SequenceId each : {parent, forks[0], forks[1]}) {
+        const std::int32_t tail = must(manager.block_table(each, GroupId(0)))[1];
+        std::vector<std::byte> got(image.size());
+        must(manager.storage()->read_blocks(GroupId(0), {&tail, 1}, got));
+        EXPECT_EQ(got, image);
+      }
+    }
+  }
 }
 
 }  // namespace

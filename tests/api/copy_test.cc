@@ -11,6 +11,7 @@
 #include "kvfolio/memory_kind.h"
 #include "kvfolio/storage.h"
 #include "kvfolio/view.h"
+#include "storage/failing_memory.h"
 
 namespace kvfolio::testing_engine {
 namespace {
@@ -179,9 +180,9 @@ class DeviceMemory final : public MemoryResource {
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
     host_.deallocate(memory, bytes);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
     bytes_copied += bytes;
-    host_.copy(dst, src, bytes);
+    return host_.copy(dst, src, bytes);
   }
   std::int64_t bytes_copied = 0;
 
@@ -206,6 +207,46 @@ TEST(CopyTo, OfStorageOnlyBlocksThatAreNotFreeAreCopied) {
   must(from.copy_to(to));
   EXPECT_EQ(memory.bytes_copied, 3 * 4 * (8 + 8) * 4);  // blocks, tokens, K and V, bytes
   EXPECT_EQ(must(to.info(sequence)).length, 10);
+}
+
+// Some of the target's blocks have other bytes then, and it cannot be said which.
+TEST(CopyTo, MemoryThatFailsHalfWayLeavesNothingInTheTargetAndAllInTheSource) {
+  bool fails = true;
+  for (std::int64_t at = 1; fails; ++at) {
+    test::FailingMemory memory;
+    const auto filled = [&](std::int32_t first) {
+      KVCacheManager manager = must(
+          KVCacheManager::create(must(KVStorage::create(CacheSpec{{full_group(4, 64)}}, &memory))));
+      for (const std::int32_t length : {10, 6}) {
+        const SequenceId sequence = must(manager.open(tokens(first + length, length))).sequence;
+        const Ticket ticket = must(manager.begin_step());
+        must(manager.append(sequence, tokens(first + length, length)));
+        must(manager.finish(ticket));
+        if (length == 6) must(manager.close(sequence));
+      }
+      return manager;
+    };
+    KVCacheManager from = filled(100);
+    KVCacheManager to = filled(300);
+    const std::uint64_t forgets = to.forget_count();
+    memory.fail_run(at);
+    const Status status = from.copy_to(to);
+    memory.fail_run(0);
+    fails = !status.ok();
+    EXPECT_EQ(must(from.probe(tokens(106, 6))), 5);
+    if (fails) {
+      EXPECT_EQ(status.code(), ErrorCode::kUnavailable);
+      EXPECT_EQ(to.num_sequences(), 0);
+      EXPECT_EQ(must(to.usage(GroupId(0))).free, 64);
+      EXPECT_EQ(must(to.probe(tokens(310, 10))), 0);
+      EXPECT_GT(to.forget_count(), forgets);
+      must(to.check_invariants());
+      must(from.copy_to(to));
+    }
+    EXPECT_EQ(to.num_sequences(), 1);
+    EXPECT_EQ(must(to.probe(tokens(106, 6))), 5);
+    must(to.check_invariants());
+  }
 }
 
 TEST(CopyTo, MemoryOfTwoDevicesIsUnsupportedAndChangesNothing) {

@@ -61,9 +61,10 @@ static inline void test_deallocate(void* context, void* memory, int64_t bytes) {
   const char* const aligned = memory;
   free((char*)memory - aligned[-1] - 1);
 }
-static inline void test_copy(void* context, void* dst, const void* src, int64_t bytes) {
+static inline int32_t test_copy(void* context, void* dst, const void* src, int64_t bytes) {
   ((TestMemory*)context)->copies += 1;
   for (int64_t i = 0; i < bytes; ++i) ((char*)dst)[i] = ((const char*)src)[i];
+  return 0;
 }
 static inline kvfolio_memory_resource test_resource(TestMemory* memory) {
   kvfolio_memory_resource resource = {.struct_size = sizeof resource,

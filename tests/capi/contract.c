@@ -322,7 +322,56 @@ static void rows_of_e4m3_have_scales(void) {
   CHECK(strstr(g_error.message, "dtype is e4m3") != NULL);
 }
 
+typedef struct FailingMemory {
+  TestMemory memory;
+  int32_t code;  // that copies return
+} FailingMemory;
+static int32_t failing_copy(void* context, void* dst, const void* src, int64_t bytes) {
+  const FailingMemory* const failing = context;
+  return failing->code != 0 ? failing->code : test_copy(context, dst, src, bytes);
+}
+static int32_t failing_out(void* context, const kvfolio_copy_run* runs, int64_t num_runs) {
+  const FailingMemory* const failing = context;
+  for (int64_t i = 0; failing->code == 0 && i < num_runs; ++i) {
+    memcpy(runs[i].dst, runs[i].src, (size_t)runs[i].bytes);
+  }
+  return failing->code;
+}
+
+// Whatever a resource returns, but that it cannot: the memory is unavailable.
+static void copies_of_a_resource_that_fail_are_said(void) {
+  FailingMemory failing = {.code = 0};
+  kvfolio_memory_resource resource = test_resource(&failing.memory);
+  resource.kind = KVFOLIO_DEVICE;
+  resource.copy = failing_copy;
+  resource.copy_out = failing_out;
+  kvfolio_group_spec group = small_group();
+  kvfolio_storage* storage = NULL;
+  MUST(kvfolio_storage_create(&group, 1, &resource, &storage, &g_error));
+  const int64_t bytes = kvfolio_storage_block_image_bytes(storage, 0);
+  char* const image = malloc((size_t)bytes);
+  const int32_t from = 1;
+  const int32_t to = 2;
+  const int32_t codes[] = {KVFOLIO_OK, KVFOLIO_ERR_UNAVAILABLE, KVFOLIO_ERR_FAILED_PRECONDITION, -7,
+                           1000,       KVFOLIO_ERR_UNSUPPORTED};
+  for (size_t i = 0; i < sizeof codes / sizeof codes[0]; ++i) {
+    failing.code = codes[i];
+    const int32_t want = codes[i] == KVFOLIO_OK || codes[i] == KVFOLIO_ERR_UNSUPPORTED
+                             ? codes[i]
+                             : KVFOLIO_ERR_UNAVAILABLE;
+    CHECK(kvfolio_storage_copy_blocks(storage, 0, &from, &to, 1, &g_error) == want);
+    CHECK(kvfolio_storage_read_blocks(storage, 0, &to, 1, image, bytes, &g_error) == want);
+    // There is no copy_in().
+    CHECK(kvfolio_storage_write_blocks(storage, 0, &to, 1, image, bytes, &g_error) ==
+          KVFOLIO_ERR_UNSUPPORTED);
+  }
+  free(image);
+  kvfolio_storage_destroy(storage);
+  CHECK(failing.memory.bytes_out == 0);
+}
+
 int main(void) {
+  copies_of_a_resource_that_fail_are_said();
   fit_takes_groups_of_any_size();
   rows_of_e4m3_have_scales();
   storage_stays_the_callers_when_no_manager_is_made();

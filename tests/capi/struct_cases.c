@@ -129,9 +129,10 @@ static void run_options(void* given, char* text) {
   kvfolio_manager_destroy(made);
 }
 
-static void copy_batch(void* context, const kvfolio_copy_run* runs, int64_t num_runs) {
+static int32_t copy_batch(void* context, const kvfolio_copy_run* runs, int64_t num_runs) {
   ((TestMemory*)context)->copies += 1000;
   for (int64_t i = 0; i < num_runs; ++i) memcpy(runs[i].dst, runs[i].src, (size_t)runs[i].bytes);
+  return 0;
 }
 static int32_t copy_in(void* context, const kvfolio_copy_run* runs, int64_t num_runs) {
   copy_batch(context, runs, num_runs);

@@ -663,19 +663,19 @@ int run_death() {
   std::byte* const bytes = *memory->allocate(4096);
   std::vector<std::byte> host(4096), back(4096);
   const CopyRun in{bytes, host.data(), 4096}, out{back.data(), bytes, 4096};
-  const bool before = memory->copy_in({&in, 1});
+  const bool before = memory->copy_in({&in, 1}).ok();
   DeviceQueue queue;
   // A table that is nowhere: the kernel writes to an address that no memory has.
   const DeviceTable nowhere{reinterpret_cast<std::int32_t*>(std::uintptr_t{1} << 46), 1, 1};
   const std::int32_t entry[3] = {0, 0, 7};
   std::byte* const upload = *memory->allocate(12);
   const CopyRun up{upload, reinterpret_cast<const std::byte*>(entry), 12};
-  const bool uploaded = memory->copy_in({&up, 1});
+  const bool uploaded = memory->copy_in({&up, 1}).ok();
   const Status started = set_changed_entries(nowhere, upload, 1, queue);
   static_cast<void>(cudaDeviceSynchronize());
-  const bool first = memory->copy_out({&out, 1});
+  const bool first = memory->copy_out({&out, 1}).ok();
   const Status said = memory->take_error();
-  const bool second = memory->copy_in({&in, 1});
+  const bool second = memory->copy_in({&in, 1}).ok();
   std::printf("death: %d %d %d then %d %d: %s\n", before, uploaded, started.ok(), first, second,
               said.message().c_str());
   const bool right = before && uploaded && started.ok() && !first && !second &&

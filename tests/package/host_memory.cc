@@ -21,8 +21,8 @@ class Counting : public kvfolio::MemoryResource {
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
     from_.deallocate(memory, bytes);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
-    from_.copy(dst, src, bytes);
+  kvfolio::Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    return from_.copy(dst, src, bytes);
   }
   int calls = 0;
 
@@ -34,8 +34,8 @@ bool use(kvfolio::MemoryResource& memory) {
   const kvfolio::Result<std::byte*> got = memory.allocate(4096);
   if (!got.has_value()) return false;
   std::memset(*got, 7, 2048);
-  memory.copy(*got + 2048, *got, 2048);
-  const bool same = std::memcmp(*got, *got + 2048, 2048) == 0;
+  const bool same =
+      memory.copy(*got + 2048, *got, 2048).ok() && std::memcmp(*got, *got + 2048, 2048) == 0;
   memory.deallocate(*got, 4096);
   return same && memory.kind() == kvfolio::MemoryKind::kHost;
 }

@@ -38,8 +38,8 @@ class FrailMemory final : public MemoryResource {
     memory_ = {};
     own_.deallocate(memory, bytes);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
-    own_.copy(dst, src, bytes);
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    return own_.copy(dst, src, bytes);
   }
   void damage(std::uint64_t at) { memory_[at % memory_.size()] ^= std::byte{0x10}; }
 

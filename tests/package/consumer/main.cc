@@ -24,8 +24,8 @@ class Counted final : public kvfolio::MemoryResource {
     lent -= bytes;
     host_.deallocate(memory, bytes);
   }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
-    host_.copy(dst, src, bytes);
+  kvfolio::Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    return host_.copy(dst, src, bytes);
   }
   std::int64_t lent = 0;
 

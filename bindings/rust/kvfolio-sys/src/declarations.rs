@@ -315,8 +315,8 @@ pub struct kvfolio_memory_resource {
     pub context: *mut c_void,
     pub allocate: Option<unsafe extern "C" fn(context: *mut c_void, bytes: i64) -> *mut c_void>,
     pub deallocate: Option<unsafe extern "C" fn(context: *mut c_void, memory: *mut c_void, bytes: i64)>,
-    pub copy: Option<unsafe extern "C" fn(context: *mut c_void, dst: *mut c_void, src: *const c_void, bytes: i64)>,
-    pub copy_batch: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64)>,
+    pub copy: Option<unsafe extern "C" fn(context: *mut c_void, dst: *mut c_void, src: *const c_void, bytes: i64) -> i32>,
+    pub copy_batch: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64) -> i32>,
     pub copy_in: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64) -> i32>,
     pub copy_out: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64) -> i32>,
 }

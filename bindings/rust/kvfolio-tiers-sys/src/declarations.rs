@@ -780,6 +780,7 @@ pub struct kvfolio_offload_counters {
     pub unknown_completions: u64,
     pub manager_forgets: u64,
     pub steps_max: u64,
+    pub copies_failed: u64,
 }
 
 impl kvfolio_offload_counters {
@@ -804,6 +805,7 @@ impl kvfolio_offload_counters {
             unknown_completions: 0,
             manager_forgets: 0,
             steps_max: 0,
+            copies_failed: 0,
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use crate::sys;
+use crate::{sys, Error, Result};
 use std::os::raw::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -20,6 +20,10 @@ pub enum MemoryKind {
 /// Storages call it from the thread that uses them. `copy` may run in several threads at the same
 /// time. A panic in a method ends the program.
 ///
+/// Copies say whether the bytes arrived. After an error the destinations may have any bytes, and
+/// nothing else was touched. Callers of a storage see [`Error::Unsupported`], after which nothing
+/// was copied, and all else as [`Error::Unavailable`], whose sentence has the code of the error only.
+///
 /// # Safety
 ///
 /// `allocate` returns null if there is none, else `bytes` bytes, aligned to 64 or more, that nothing
@@ -37,15 +41,16 @@ pub enum MemoryKind {
 ///     fn kind(&self) -> MemoryKind { MemoryKind::Host }
 ///     fn allocate(&self, bytes: usize) -> *mut u8 { unsafe { alloc_zeroed(layout(bytes)) } }
 ///     unsafe fn deallocate(&self, memory: *mut u8, bytes: usize) { dealloc(memory, layout(bytes)) }
-///     unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) {
-///         std::ptr::copy_nonoverlapping(src, dst, bytes)
+///     unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> kvfolio::Result<()> {
+///         std::ptr::copy_nonoverlapping(src, dst, bytes);
+///         Ok(())
 ///     }
 ///     // copy_batch, copy_in and copy_out have defaults. A device has its own:
-///     unsafe fn copy_in(&self, runs: &[CopyRun]) -> bool {
+///     unsafe fn copy_in(&self, runs: &[CopyRun]) -> kvfolio::Result<()> {
 ///         for run in runs { std::ptr::copy_nonoverlapping(run.src(), run.dst(), run.bytes()) }
-///         true
+///         Ok(())
 ///     }
-///     unsafe fn copy_out(&self, runs: &[CopyRun]) -> bool { self.copy_batch(runs); true }
+///     unsafe fn copy_out(&self, runs: &[CopyRun]) -> kvfolio::Result<()> { self.copy_batch(runs) }
 /// }
 /// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 4, ..GroupSpec::default() }];
 /// let storage = Storage::with_resource(&groups, std::sync::Arc::new(Heap))?;
@@ -80,28 +85,25 @@ pub unsafe trait MemoryResource: Send + Sync {
     /// # Safety
     /// Both ranges lie in memory that `allocate` gave or that was lent beside this resource; for
     /// [`MemoryKind::Host`] one of them may be any memory of the CPU.
-    unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize);
+    unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()>;
     /// Many copies, as `copy`. By default one after the other.
     ///
     /// # Safety
     /// As `copy`, for each run.
-    unsafe fn copy_batch(&self, runs: &[CopyRun]) {
+    unsafe fn copy_batch(&self, runs: &[CopyRun]) -> Result<()> {
         // SAFETY: as required.
-        runs.iter().for_each(|run| unsafe { self.copy(run.dst(), run.src(), run.bytes()) });
+        runs.iter().try_for_each(|run| unsafe { self.copy(run.dst(), run.src(), run.bytes()) })
     }
     /// Copies from memory of the CPU to memory of this resource, for
     /// [`StorageMut::write_blocks`](crate::StorageMut::write_blocks). Returns when the bytes were
-    /// read; false if it cannot. By default memory of the CPU can, by `copy_batch`, and no other.
+    /// read. By default memory of the CPU can, by `copy_batch`; all other is [`Error::Unsupported`].
     ///
     /// # Safety
     /// As `copy`, but that the sources lie in memory of the CPU.
-    unsafe fn copy_in(&self, runs: &[CopyRun]) -> bool {
-        let can = self.kind() == MemoryKind::Host;
-        if can {
-            // SAFETY: as required.
-            unsafe { self.copy_batch(runs) };
-        }
-        can
+    unsafe fn copy_in(&self, runs: &[CopyRun]) -> Result<()> {
+        host_only(self.kind())?;
+        // SAFETY: as required.
+        unsafe { self.copy_batch(runs) }
     }
     /// Copies from memory of this resource to memory of the CPU, for
     /// [`Storage::read_blocks`](crate::Storage::read_blocks). Returns when the bytes are there.
@@ -109,13 +111,19 @@ pub unsafe trait MemoryResource: Send + Sync {
     ///
     /// # Safety
     /// As `copy`, but that the destinations lie in memory of the CPU.
-    unsafe fn copy_out(&self, runs: &[CopyRun]) -> bool {
-        let can = self.kind() == MemoryKind::Host;
-        if can {
-            // SAFETY: as required.
-            unsafe { self.copy_batch(runs) };
+    unsafe fn copy_out(&self, runs: &[CopyRun]) -> Result<()> {
+        host_only(self.kind())?;
+        // SAFETY: as required.
+        unsafe { self.copy_batch(runs) }
+    }
+}
+
+fn host_only(kind: MemoryKind) -> Result<()> {
+    match kind {
+        MemoryKind::Host => Ok(()),
+        MemoryKind::Device => {
+            Err(Error::Unsupported("no copies to and from memory of the CPU".into()))
         }
-        can
     }
 }
 
@@ -187,23 +195,40 @@ unsafe extern "C" fn allocate(context: *mut c_void, bytes: i64) -> *mut c_void {
 unsafe extern "C" fn deallocate(context: *mut c_void, memory: *mut c_void, bytes: i64) {
     no_unwind(|| unsafe { resource(context).deallocate(memory.cast(), bytes as usize) });
 }
-unsafe extern "C" fn copy(context: *mut c_void, dst: *mut c_void, src: *const c_void, bytes: i64) {
-    no_unwind(|| unsafe { resource(context).copy(dst.cast(), src.cast(), bytes as usize) });
+/// Never 0 for an error, whatever its code is.
+fn code_of(copied: Result<()>) -> i32 {
+    match copied {
+        Ok(()) => sys::KVFOLIO_OK,
+        Err(error) if error.code() == sys::KVFOLIO_OK => sys::KVFOLIO_ERR_UNAVAILABLE,
+        Err(error) => error.code(),
+    }
 }
-unsafe extern "C" fn copy_batch(context: *mut c_void, list: *const sys::kvfolio_copy_run, n: i64) {
-    no_unwind(|| unsafe { resource(context).copy_batch(runs(list, n)) });
+unsafe extern "C" fn copy(
+    context: *mut c_void,
+    dst: *mut c_void,
+    src: *const c_void,
+    bytes: i64,
+) -> i32 {
+    no_unwind(|| unsafe { code_of(resource(context).copy(dst.cast(), src.cast(), bytes as usize)) })
+}
+unsafe extern "C" fn copy_batch(
+    context: *mut c_void,
+    list: *const sys::kvfolio_copy_run,
+    n: i64,
+) -> i32 {
+    no_unwind(|| unsafe { code_of(resource(context).copy_batch(runs(list, n))) })
 }
 unsafe extern "C" fn copy_in(
     context: *mut c_void,
     list: *const sys::kvfolio_copy_run,
     n: i64,
 ) -> i32 {
-    no_unwind(|| unsafe { !resource(context).copy_in(runs(list, n)) } as i32)
+    no_unwind(|| unsafe { code_of(resource(context).copy_in(runs(list, n))) })
 }
 unsafe extern "C" fn copy_out(
     context: *mut c_void,
     list: *const sys::kvfolio_copy_run,
     n: i64,
 ) -> i32 {
-    no_unwind(|| unsafe { !resource(context).copy_out(runs(list, n)) } as i32)
+    no_unwind(|| unsafe { code_of(resource(context).copy_out(runs(list, n))) })
 }

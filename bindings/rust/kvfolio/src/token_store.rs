@@ -122,7 +122,7 @@ impl TokenStore {
     ///     fn kind(&self) -> MemoryKind { MemoryKind::Host }
     ///     fn allocate(&self, _: usize) -> *mut u8 { std::ptr::null_mut() }
     ///     unsafe fn deallocate(&self, _: *mut u8, _: usize) {}
-    ///     unsafe fn copy(&self, _: *mut u8, _: *const u8, _: usize) {}
+    ///     unsafe fn copy(&self, _: *mut u8, _: *const u8, _: usize) -> kvfolio::Result<()> { Ok(()) }
     /// }
     /// let options = TokenStoreOptions { head_dim_k: 8, max_tokens: 64, ..Default::default() };
     /// let error = TokenStore::with_resource(&options, std::sync::Arc::new(Empty)).err().unwrap();

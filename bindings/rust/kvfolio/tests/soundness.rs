@@ -34,8 +34,9 @@ unsafe impl MemoryResource for Counting {
         self.0.fetch_sub(bytes as i64, Ordering::Relaxed);
         dealloc(memory, layout(bytes));
     }
-    unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) {
+    unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
         std::ptr::copy_nonoverlapping(src, dst, bytes);
+        Ok(())
     }
 }
 
@@ -301,7 +302,9 @@ fn panic_in_a_callback_ends_the_program() {
             panic!("no memory here")
         }
         unsafe fn deallocate(&self, _: *mut u8, _: usize) {}
-        unsafe fn copy(&self, _: *mut u8, _: *const u8, _: usize) {}
+        unsafe fn copy(&self, _: *mut u8, _: *const u8, _: usize) -> Result<()> {
+            Ok(())
+        }
     }
     if std::env::var("KVFOLIO_TEST_PANICS").is_ok() {
         let _ = Storage::with_resource(&[group()], Arc::new(Panics));
@@ -543,18 +546,18 @@ unsafe impl MemoryResource for FakeDevice {
     unsafe fn deallocate(&self, memory: *mut u8, bytes: usize) {
         self.0.deallocate(memory, bytes)
     }
-    unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) {
+    unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
         self.0.copy(dst, src, bytes)
     }
-    unsafe fn copy_in(&self, runs: &[CopyRun]) -> bool {
+    unsafe fn copy_in(&self, runs: &[CopyRun]) -> Result<()> {
         self.1.fetch_add(runs.len() as i64, Ordering::Relaxed);
-        self.copy_batch(runs);
-        true
+        self.copy_batch(runs)
     }
-    unsafe fn copy_out(&self, runs: &[CopyRun]) -> bool {
-        self.1.load(Ordering::Relaxed) > 0 && {
-            self.copy_batch(runs);
-            true
+    unsafe fn copy_out(&self, runs: &[CopyRun]) -> Result<()> {
+        match self.1.load(Ordering::Relaxed) {
+            0 => Err(Error::Unsupported("not yet".into())),
+            i64::MIN..=-1 => Err(Error::TimedOut("the device is gone".into())),
+            _ => self.copy_batch(runs),
         }
     }
 }
@@ -567,13 +570,20 @@ fn images_of_a_device_go_through_its_resource() -> Result<()> {
     assert_eq!(storage.memory_kind(), MemoryKind::Device);
     let size = storage.block_image_bytes(0)?;
     let mut image = vec![0u8; size];
-    let refused = storage.read_blocks(0, &[3], &mut image); // copy_out() said false
+    let refused = storage.read_blocks(0, &[3], &mut image); // copy_out() cannot
     assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
     let written: Vec<u8> = (0..size).map(|i| i as u8).collect();
     storage.as_mut().write_blocks(0, &[3], &written)?;
     assert!(runs.load(Ordering::Relaxed) > 0);
     storage.read_blocks(0, &[3], &mut image)?;
     assert_eq!(image, written);
+    let copied = runs.swap(-1, Ordering::Relaxed);
+    let failed = storage.read_blocks(0, &[3], &mut image);
+    assert!(
+        matches!(&failed, Err(Error::Unavailable(text)) if text.contains("timed out")),
+        "{failed:?}"
+    );
+    runs.store(copied, Ordering::Relaxed);
     assert!(storage.view(0)?.k::<f32>(0, 3, 0, 0).is_none()); // not a slice of the CPU
     assert!(storage.view(0)?.k_scale(0, 3, 0, 0).is_none());
     drop(storage);

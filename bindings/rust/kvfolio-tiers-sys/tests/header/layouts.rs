@@ -24,7 +24,7 @@ layouts! {
     kvfolio_offload_options: struct_size reserved arena_bytes bytes_per_poll timeout_us copy_timeout_us load_bytes_per_s prefill_tokens_per_s epoch root_epochs num_root_epochs;
     kvfolio_sequence_ready: sequence cached_tokens why;
     kvfolio_offload_left: struct_size blocks stores loads questions;
-    kvfolio_offload_counters: struct_size reserved stores stores_dropped loads tokens_loaded arena_corrupt tier_stores tier_stores_dropped tier_loads tier_misses tier_corrupt requests requests_canceled requests_timed_out unknown_completions manager_forgets steps_max;
+    kvfolio_offload_counters: struct_size reserved stores stores_dropped loads tokens_loaded arena_corrupt tier_stores tier_stores_dropped tier_loads tier_misses tier_corrupt requests requests_canceled requests_timed_out unknown_completions manager_forgets steps_max copies_failed;
     kvfolio_offload_tier_counters: struct_size reserved stores stores_failed loads loads_corrupt loads_failed bytes_stored bytes_loaded store_latency load_latency store_us load_us stores_failed_in_a_row stores_dropped stores_again pauses bytes_held passed_over;
     kvfolio_arena_stats: struct_size reserved bytes bytes_published records pins writing quarantined evictions refusals;
     kvfolio_byte_source: struct_size reserved context size read_at;

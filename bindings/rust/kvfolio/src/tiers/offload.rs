@@ -195,7 +195,7 @@ of_c! {
     pub struct OffloadCounters = kvfolio_offload_counters {
         /// Records that entered host memory from the cache.
         pub stores: u64,
-        /// Stores that found no room in host memory.
+        /// Stores that found no room in host memory, or whose block could not be read.
         pub stores_dropped: u64,
         /// Blocks that were written to the cache.
         pub loads: u64,
@@ -225,6 +225,8 @@ of_c! {
         pub manager_forgets: u64,
         /// The most looks at a block, a question or an answer that one poll took.
         pub steps_max: u64,
+        /// Blocks that the cache's memory failed to give or to take.
+        pub copies_failed: u64,
     }
 }
 
