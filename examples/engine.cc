@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A whole engine in little: the manager, memory for the bytes, and each step's arrays through
-// append and attend, prefill and decode in one batch; and host memory below the cache, which brings
-// a prompt back while others are computed. The model is a toy; what surrounds it is not.
+// append and attend, chunks of prompts and decode in one batch; and host memory below the cache,
+// which brings a prompt back while others are computed. The model is a toy; what surrounds it is
+// not.
 
 #include <cmath>
 #include <cstdio>
@@ -21,6 +22,8 @@ using namespace kvfolio;
 namespace {
 
 constexpr std::int32_t kLayers = 2, kHeads = 2, kDim = 8, kWidth = kHeads * kDim, kMaxLength = 64;
+constexpr std::int32_t kChunk = 4;  // tokens of a request in a step, at most
+constexpr std::size_t kAnswer = 8;  // tokens that each says
 
 // An engine would answer its client; an example says what was wrong and stops.
 void check(const Status& status) {
@@ -50,25 +53,23 @@ std::vector<float> project(const std::vector<std::int32_t>& tokens, std::int32_t
 
 struct Request {
   SequenceId sequence;
-  std::vector<std::int32_t> prompt;
-  bool pending = false;                  // more of its prompt is on its way from host memory
-  std::vector<std::int32_t> input = {};  // of the next step: the rest of the prompt, then one token
-  std::vector<std::int32_t> said = {};
+  std::vector<std::int32_t> text;  // the prompt, and behind it what was said
+  std::size_t prompt = text.size();
+  bool pending = false;  // more of its prompt is on its way from host memory
 
-  void found(std::int32_t tokens) {
-    pending = false;
-    input.assign(prompt.begin() + tokens, prompt.end());
+  [[nodiscard]] std::vector<std::int32_t> said() const {
+    return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
   }
 };
 
-Request open(Offload& offload, const std::vector<std::int32_t>& prompt) {
+// Asks first: nothing is kept by the question, so an engine asks each round for all that wait.
+Request open(KVCacheManager& cache, Offload& offload, const std::vector<std::int32_t>& prompt) {
+  const Result<Admission> room = cache.admit(prompt, {}, kAnswer, {.most_per_step = kChunk});
+  check(room ? Status() : room.error());  // short of blocks: wait, unless it is never()
   const OffloadOpened opened = check(offload.open(prompt));
-  Request request{opened.sequence, prompt};
-  request.found(opened.cached_tokens);
-  request.pending = opened.pending;
   std::printf("%d of %zu tokens found%s\n", opened.cached_tokens, prompt.size(),
               opened.pending ? ", host memory has more" : "");
-  return request;
+  return {.sequence = opened.sequence, .text = prompt, .pending = opened.pending};
 }
 
 // Once for each step: whose load has ended, and how far it came. It moves a bounded number of
@@ -77,20 +78,22 @@ void poll(Offload& offload, const std::vector<Request*>& requests) {
   static std::uint64_t now_us = 0;  // an engine asks its clock
   for (const SequenceReady& ready : offload.poll(now_us += 1000)) {
     for (Request* r : requests) {
-      if (r->sequence == ready.sequence) r->found(ready.cached_tokens);
+      if (r->sequence == ready.sequence) r->pending = false;
     }
   }
 }
 
-// One step for all requests that wait for nothing: each computes its input and says a token.
+// One step for all requests that wait for nothing: a chunk of the prompt, or the token that was
+// said last. append_prompt() knows what the sequence has: found, loaded or computed.
 void step(KVCacheManager& cache, std::vector<Request*> requests) {
   std::erase_if(requests, [](const Request* r) { return r->pending; });
   if (requests.empty()) return;
   const Ticket ticket = check(cache.begin_step());
   std::vector<std::int32_t> tokens;
   for (const Request* r : requests) {
-    check(cache.append(r->sequence, r->input));  // short of blocks: preempt another, or wait
-    tokens.insert(tokens.end(), r->input.begin(), r->input.end());
+    const auto begin = r->text.begin() + check(cache.info(r->sequence)).length;
+    const std::int32_t n = check(cache.append_prompt(r->sequence, r->text, kChunk));
+    tokens.insert(tokens.end(), begin, begin + n);
   }
   const StepPlan& plan = *check(cache.plan());
   check(cache.run_copies());  // before anything of this step is written
@@ -113,10 +116,10 @@ void step(KVCacheManager& cache, std::vector<Request*> requests) {
   }
 
   for (std::size_t i = 0; i < requests.size(); ++i) {  // the last row of each says the next token
+    if (static_cast<std::size_t>(plan.kv_lens[i]) < requests[i]->text.size()) continue;
     const std::size_t row = static_cast<std::size_t>(plan.query_start[i + 1] - 1);
     const float sum = out[row * kWidth] + out[row * kWidth + 1];
-    requests[i]->said.push_back(static_cast<std::int32_t>(std::fabs(sum) * 1e6F) % 97);
-    requests[i]->input = {requests[i]->said.back()};
+    requests[i]->text.push_back(static_cast<std::int32_t>(std::fabs(sum) * 1e6F) % 97);
   }
   check(cache.finish(ticket));  // commit and complete; a later step reuses the plan's arrays
 }
@@ -135,32 +138,33 @@ int main() {
   const auto offload = check(Offload::create(cache, options));
 
   const std::vector<std::int32_t> prompt = {5, 8, 13, 21, 34, 55, 2, 3, 7};
-  Request first = open(*offload, prompt);
-  step(cache, {&first});  // prefill
-  Request other = open(*offload, {5, 8, 13, 21, 34, 1, 1});
-  for (int i = 0; i < 7; ++i) {
+  Request first = open(cache, *offload, prompt);
+  step(cache, {&first});  // the first chunk
+  Request other = open(cache, *offload, {5, 8, 13, 21, 34, 1, 1});
+  while (first.said().size() < kAnswer) {
     poll(*offload, {&first, &other});
     step(cache, {&first, &other});  // decode, beside a prefill
   }
   check(cache.close(first.sequence));
+  check(cache.cancel(other.sequence));  // its client has gone: out of the open step, too
 
-  Request again = open(*offload, prompt);  // found whole: only its last token's logits are computed
-  for (int i = 0; i < 8; ++i) step(cache, {&again});
+  Request again = open(cache, *offload, prompt);  // found whole: its last token is computed
+  while (again.said().size() < kAnswer) step(cache, {&again});
   check(cache.close(again.sequence));
-  check(cache.close(other.sequence));
 
   while (!offload->idle()) poll(*offload, {});  // host memory has what the cache has
   check(cache.evict(GroupId(0), layers.num_blocks));
-  Request cold = open(*offload, prompt);  // its blocks come back, two polls long
-  Request fresh = open(*offload, {40, 41, 42});
-  for (int turn = 0; cold.said.size() < 8; ++turn) {
+  Request cold = open(cache, *offload, prompt);  // its blocks come back, two polls long
+  Request fresh = open(cache, *offload, {40, 41, 42});
+  while (cold.said().size() < kAnswer) {
     poll(*offload, {&cold, &fresh});
     step(cache, {&cold, &fresh});  // those that do not wait go on
   }
-  std::printf("the fresh prompt was %zu tokens ahead\n", fresh.said.size() - cold.said.size());
+  const std::size_t ahead = fresh.said().size() - cold.said().size();
+  std::printf("tokens that the fresh prompt was ahead: %zu\n", ahead);
 
-  const bool same = first.said == again.said && first.said == cold.said;
+  const bool same = first.said() == again.said() && first.said() == cold.said();
   std::printf("the same tokens: %s\n", same ? "yes" : "no");
-  const bool waited = fresh.said.size() > cold.said.size() && offload->counters().loads > 0;
+  const bool waited = ahead > 0 && offload->counters().loads > 0;
   return same && waited ? 0 : 1;
 }

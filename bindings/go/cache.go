@@ -351,7 +351,8 @@ func (o *OpenOptions) toC() (prompt, error) {
 // Opened is a sequence, and how much of its prompt need not be computed.
 type Opened struct {
 	Sequence     Sequence
-	CachedTokens int // append the tokens from here on
+	CachedTokens int  // append the tokens from here on
+	Soon         Soon // what the prompt would find later, see Cache.Soon
 }
 
 // Open opens a sequence and holds what the cache has of the prompt.
@@ -362,8 +363,8 @@ func (c *Cache) Open(tokens []int32, options *OpenOptions) (Opened, error) {
 	}
 	s := take()
 	code := C.kvfolio_open(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
-		p.options, &s.id, &s.i32[0], &s.err)
-	out := Opened{Sequence(s.id), int(s.i32[0])}
+		p.options, &s.id, &s.found, &s.err)
+	out := Opened{Sequence(s.id), int(s.found.cached_tokens), s.soon()}
 	runtime.KeepAlive(options)
 	return out, c.done(s, code)
 }
@@ -402,6 +403,9 @@ type Soon struct {
 	Tokens int
 	By     Sequence
 }
+
+// soon is what a call found, of which a call that fails writes nothing.
+func (s *scratch) soon() Soon { return Soon{int(s.found.soon_tokens), Sequence(s.found.soon_by)} }
 
 // Soon returns how far a hit of the prompt will reach, by what sequences announce
 // (OpenOptions.Announce). It changes nothing.

@@ -89,6 +89,7 @@ type scratch struct {
 	id        C.uint64_t
 	i64       [2]C.int64_t
 	i32       [2]C.int32_t
+	found     C.kvfolio_found
 	rows      [6]C.kvfolio_rows
 	attention C.kvfolio_attention_options
 	plan      C.kvfolio_plan_options
@@ -107,6 +108,7 @@ func take() *scratch {
 	s.id = 0
 	s.i64 = [2]C.int64_t{}
 	s.i32 = [2]C.int32_t{}
+	s.found = C.kvfolio_found{struct_size: C.sizeof_kvfolio_found}
 	return s
 }
 

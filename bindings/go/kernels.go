@@ -22,6 +22,13 @@ package kvfolio
 //     const kvfolio_rows* v_rows, kvfolio_error* error) {
 //   return kvfolio_gather(cache, block_table, num_entries, options, k, k_rows, v, v_rows, error);
 // }
+// static int32_t kvfolio_go_gather_sequence(
+//     const kvfolio_manager* manager, kvfolio_sequence sequence, int32_t group, int32_t layer,
+//     int32_t first, u8* k, const kvfolio_rows* k_rows, u8* v, const kvfolio_rows* v_rows,
+//     kvfolio_error* error) {
+//   return kvfolio_gather_sequence(manager, sequence, group, layer, first, k, k_rows, v, v_rows,
+//                                  error);
+// }
 // static int32_t kvfolio_go_write_token(kvfolio_view* cache, int32_t layer, int32_t head,
 //                                       int32_t slot, int32_t dtype, const u8* k, const u8* v,
 //                                       kvfolio_error* error) {
@@ -216,6 +223,21 @@ func Gather(cache *View, blockTable []int32, options GatherOptions, k, v Rows) e
 		C.int64_t(len(blockTable)), &o, k.data, k.toC(&s.rows[0]), v.data, v.toC(&s.rows[1]), &s.err))
 	runtime.KeepAlive(cache)
 	return err
+}
+
+// Gather copies positions first, first+1, ... of a sequence to as many rows as k and v have, from
+// one layer, out of the storage of the cache; k or v may be Rows{} and is then not written. What the
+// open step appends counts, once its K and V are written. ErrUnsupported: ids only.
+func (c *Cache) Gather(sequence Sequence, group, layer, first int, k, v Rows) error {
+	if err := k.check("Gather", "k", 1, 0); err != nil {
+		return err
+	}
+	if err := v.check("Gather", "v", 1, 0); err != nil {
+		return err
+	}
+	s := take()
+	return c.done(s, C.kvfolio_go_gather_sequence(c.p(), C.kvfolio_sequence(sequence), i32(group),
+		i32(layer), i32(first), k.data, k.toC(&s.rows[0]), v.data, v.toC(&s.rows[1]), &s.err))
 }
 
 // token checks k and v of one token and head of a view; either may be none.

@@ -298,6 +298,8 @@ func TestTokenStoreKeepsItsRows(t *testing.T) {
 	wants(t, store.Append(RowsF32(k, -1, 2, 3), RowsF32(v, -1, 2, 2)), ErrInvalidArgument)
 	must(t, store.Append(Rows{}, Rows{}))
 	equal(t, "size", []int{store.Size(), store.MaxTokens()}, []int{5, 6})
+	equal(t, "printed", store.String(), "token store: 5 of 6 tokens of f32, K 2 x 3, V 2 x 2; "+
+		"2 of 2 blocks of 4 tokens in use, 384 of 384 bytes")
 	if store.BytesUsed() <= 0 || store.MemoryBytes() < store.BytesUsed() {
 		t.Fatal(store.BytesUsed(), store.MemoryBytes())
 	}

@@ -86,6 +86,13 @@ func TestATwinHearsHowFarTheFirstOneWillReach(t *testing.T) {
 	soon, err := c.Soon(tokens, nil)
 	must(t, err)
 	equal(t, "soon", soon, Soon{8, first.Sequence})
+	admission, err := c.AdmitPrompt(tokens, nil, 0)
+	must(t, err)
+	equal(t, "soon of the admission", admission.Soon, soon)
+	twin, err := c.Open(tokens, nil)
+	must(t, err)
+	equal(t, "soon of the twin", twin.Soon, soon)
+	must(t, c.CloseSequence(twin.Sequence))
 	step(t, c, first.Sequence, tokens)
 	soon, err = c.Soon(tokens, nil)
 	must(t, err)
@@ -425,7 +432,7 @@ func TestQuestionsAboutTheWhole(t *testing.T) {
 	equal(t, "usage", usage, GroupUsage{NumBlocks: 8, Free: 6, Held: 2})
 	admission, err := c.AdmitPrompt(tokensFrom(0, 9), nil, 4)
 	must(t, err)
-	equal(t, "admission", admission, Admission{4, []int32{3}})
+	equal(t, "admission", admission, Admission{CachedTokens: 4, Blocks: []int32{3}})
 	if !strings.Contains(c.Describe(), "\n") {
 		t.Fatalf("describe: %q", c.Describe())
 	}

@@ -22,7 +22,7 @@ func zeros(method reflect.Value) []reflect.Value {
 func TestCallsOnNilAreRefused(t *testing.T) {
 	count := 0
 	for _, value := range []interface{}{(*Cache)(nil), (*Root)(nil), (*Storage)(nil), (*View)(nil),
-		(*TokenStore)(nil), (*ThreadPool)(nil), (*OpLog)(nil)} {
+		(*TokenStore)(nil), (*BlockStore)(nil), (*ThreadPool)(nil), (*OpLog)(nil)} {
 		of := reflect.ValueOf(value)
 		for i := 0; i < of.NumMethod(); i++ {
 			name := of.Type().String() + "." + of.Type().Method(i).Name

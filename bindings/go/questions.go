@@ -196,9 +196,16 @@ func (c *Cache) Widest(group int) (int, error) {
 
 // Describe returns text for people, one fact per line.
 func (c *Cache) Describe() string {
-	n := C.kvfolio_describe(c.p(), nil, 0)
+	return textOf(func(out *C.char, capacity C.int64_t) C.int64_t {
+		return C.kvfolio_describe(c.p(), out, capacity)
+	})
+}
+
+// textOf returns the text that a *_describe() of C writes: it returns the bytes of all of it.
+func textOf(describe func(out *C.char, capacity C.int64_t) C.int64_t) string {
+	n := describe(nil, 0)
 	text := make([]byte, int(n)+1)
-	C.kvfolio_describe(c.p(), (*C.char)(unsafe.Pointer(&text[0])), C.int64_t(len(text)))
+	describe((*C.char)(unsafe.Pointer(&text[0])), C.int64_t(len(text)))
 	return string(text[:n])
 }
 

@@ -28,6 +28,7 @@ func (c *Cache) Admit(sequences []Sequence, numTokens []int64) error {
 type Admission struct {
 	CachedTokens int
 	Blocks       []int32 // by group: what the append would take, or Reserve keep
+	Soon         Soon    // what the prompt would find later, see Cache.Soon
 }
 
 // AdmitPrompt asks whether the prompt, and numMore tokens behind it, would fit in one step. It
@@ -66,13 +67,13 @@ func (c *Cache) AdmitPromptInChunks(tokens []int32, options *OpenOptions,
 	blocks := make([]int32, c.numGroups)
 	s := take()
 	code := C.kvfolio_admit_prompt(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
-		p.options, C.int64_t(numMore), C.int64_t(mostPerStep), &s.i32[0], first(blocks), i32(len(blocks)), &s.err)
-	cached := int(s.i32[0])
+		p.options, C.int64_t(numMore), C.int64_t(mostPerStep), &s.found, first(blocks), i32(len(blocks)), &s.err)
+	cached, soon := int(s.found.cached_tokens), s.soon()
 	runtime.KeepAlive(options)
 	if err := c.done(s, code); err != nil {
 		return Admission{}, err
 	}
-	return Admission{cached, blocks}, nil
+	return Admission{cached, blocks, soon}, nil
 }
 
 // Reserve keeps blocks for numTokens more tokens, at most mostPerStep in a step; 0: all in one

@@ -272,18 +272,22 @@ func (s *Storage) Fill(value byte) error {
 }
 
 // View is what kernels take: all layers of a group, or one. Calls on a view whose storage, cache or
-// token store is closed return ErrFailedPrecondition. Close it before or after them.
+// store is closed return ErrFailedPrecondition. Close it before or after them.
 type View struct {
-	c       *C.kvfolio_view
-	storage *Storage // one of the two is nil
-	store   *TokenStore
-	group   GroupSpec
+	c     *C.kvfolio_view
+	shown memory
+	group GroupSpec
 	birth
 }
 
+// memory is what a view shows, which it keeps: a Storage, a TokenStore or a BlockStore.
+type memory interface{ isClosed() bool }
+
+func (s *Storage) isClosed() bool { return s.p() == nil }
+
 // p is null once the view or its memory is closed.
 func (v *View) p() *C.kvfolio_view {
-	if v == nil || v.storage != nil && v.storage.p() == nil || v.store != nil && v.store.p() == nil {
+	if v == nil || v.shown.isClosed() {
 		return nil
 	}
 	return v.c
@@ -296,9 +300,8 @@ func (v *View) done(s *scratch, code C.int32_t) error {
 	return s.give(code, v.p() == nil, "View, or what it shows,")
 }
 
-func newView(c *C.kvfolio_view, storage *Storage, store *TokenStore, group GroupSpec,
-	born birth) *View {
-	v := &View{c: c, storage: storage, store: store, group: group, birth: born}
+func newView(c *C.kvfolio_view, shown memory, group GroupSpec, born birth) *View {
+	v := &View{c: c, shown: shown, group: group, birth: born}
 	runtime.SetFinalizer(v, func(v *View) { v.leaked("View") })
 	return v
 }
@@ -314,7 +317,7 @@ func (s *Storage) view(group, layer int, born birth) (*View, error) {
 	if err := s.done(w, code); err != nil {
 		return nil, err
 	}
-	return newView(out, s, nil, s.groups[group], born), nil
+	return newView(out, s, s.groups[group], born), nil
 }
 
 // Close frees the view.

@@ -47,6 +47,8 @@ func (t *TokenStore) p() *C.kvfolio_token_store {
 	return t.c
 }
 
+func (t *TokenStore) isClosed() bool { return t.p() == nil }
+
 func (t *TokenStore) done(s *scratch, code C.int32_t) error {
 	return s.give(code, t.p() == nil, "TokenStore")
 }
@@ -181,6 +183,16 @@ func (t *TokenStore) VAt(i int) ([]byte, error) {
 		t.group.NumKVHeads*t.group.HeadDimV*t.group.DType.bytes()), nil
 }
 
+// String returns what the store holds, as C++ prints it: "token store: 20 of 64 tokens of f64, ...".
+func (t *TokenStore) String() string {
+	if t.p() == nil {
+		return "token store: closed"
+	}
+	return textOf(func(out *C.char, capacity C.int64_t) C.int64_t {
+		return C.kvfolio_token_store_describe(t.p(), out, capacity)
+	})
+}
+
 // Clear forgets all tokens.
 func (t *TokenStore) Clear() { C.kvfolio_token_store_clear(t.p()) }
 
@@ -204,5 +216,5 @@ func (t *TokenStore) View() (*View, error) {
 	if err := t.done(s, code); err != nil {
 		return nil, err
 	}
-	return newView(out, nil, t, t.group, bornOf()), nil
+	return newView(out, t, t.group, bornOf()), nil
 }

@@ -102,14 +102,15 @@ static void append_all(Engine* e, Request* requests) {
     Request* r = &requests[i];
     if (r->sequence != 0 || r->size == kTokens) continue;
     // Asks for a block's worth of tokens more than it needs now; nothing is opened or counted.
-    int32_t cached = 0;
+    kvfolio_found found = {.struct_size = sizeof found};
     if (kvfolio_admit_prompt(e->manager, NULL, r->tokens, r->size, NULL, 0, NULL, 16, 0, NULL, NULL,
                              0, &error)) {
       continue;
     }
-    must(kvfolio_open(e->manager, NULL, r->tokens, r->size, NULL, 0, NULL, &r->sequence, &cached,
+    must(kvfolio_open(e->manager, NULL, r->tokens, r->size, NULL, 0, NULL, &r->sequence, &found,
                       &error));
-    must(kvfolio_append(e->manager, r->sequence, r->tokens + cached, r->size - cached, 0, &error));
+    must(kvfolio_append(e->manager, r->sequence, r->tokens + found.cached_tokens,
+                        r->size - found.cached_tokens, 0, &error));
   }
 }
 

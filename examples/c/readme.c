@@ -12,9 +12,10 @@ static int32_t prefill(kvfolio_manager* cache, const int32_t* prompt, int64_t n)
   // shown: c
   kvfolio_sequence sequence = 0;
   kvfolio_ticket step = 0;
-  int32_t cached;
-  int32_t code = kvfolio_open(cache, NULL, prompt, n, NULL, 0, NULL, &sequence, &cached, &error);
+  kvfolio_found found = {.struct_size = sizeof found};
+  int32_t code = kvfolio_open(cache, NULL, prompt, n, NULL, 0, NULL, &sequence, &found, &error);
   if (code == 0) code = kvfolio_begin_step(cache, 0, &step, &error);
+  const int32_t cached = found.cached_tokens;
   if (code == 0) code = kvfolio_append(cache, sequence, prompt + cached, n - cached, 0, &error);
   kvfolio_step_plan plan = {.struct_size = sizeof plan};
   kvfolio_group_plan group = {.struct_size = sizeof group};

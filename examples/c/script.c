@@ -128,9 +128,9 @@ static kvfolio_sequence open_named(const Engine* e, char name, const int32_t* to
   const kvfolio_open_options options = {
       .struct_size = sizeof options, .has_caller_id = 1, .caller_id = (uint64_t)name};
   kvfolio_sequence sequence = 0;
-  int32_t cached = 0;
-  must(kvfolio_open(e->manager, NULL, tokens, n, NULL, 0, &options, &sequence, &cached, &error));
-  printf("open %c: %d of %d tokens found\n", name, cached, (int)n);
+  kvfolio_found found = {.struct_size = sizeof found};
+  must(kvfolio_open(e->manager, NULL, tokens, n, NULL, 0, &options, &sequence, &found, &error));
+  printf("open %c: %d of %d tokens found\n", name, found.cached_tokens, (int)n);
   return sequence;
 }
 

@@ -52,7 +52,9 @@ extern "C" {
 // ---- version -----------------------------------------------------------------------------------
 
 // Functions and fields are only added as long as this number stays. It is that of the header; the
-// function gives that of the library.
+// function gives that of the library. It counts from the first release on: before that, functions
+// may change under the same number (CHANGELOG.md says which), and a program is compiled with the
+// header of the library that it runs with.
 #define KVFOLIO_ABI_VERSION 1
 KVFOLIO_C_API uint32_t kvfolio_abi_version(void);
 // "0.1.0"; a constant.
@@ -407,13 +409,23 @@ typedef struct kvfolio_open_options {
   int32_t reserved;  // 0
 } kvfolio_open_options;
 
+// What a prompt finds: now, and soon (see kvfolio_soon()).
+typedef struct kvfolio_found {
+  uint32_t struct_size;
+  int32_t cached_tokens;     // that need not be computed
+  int32_t soon_tokens;       // that it will find once soon_by has published them; 0: none to come
+  int32_t reserved;          // 0
+  kvfolio_sequence soon_by;  // 0 if soon_tokens is
+} kvfolio_found;
+
 // Opens a sequence and holds what the cache has of the prompt. Append the tokens from
-// *cached_tokens on, which may be null. `media`: ascending spans, copied.
+// found->cached_tokens on; `found`, which may be null, has its struct_size. `media`: ascending
+// spans, copied.
 KVFOLIO_C_API int32_t kvfolio_open(kvfolio_manager* manager, const kvfolio_root* root,
                                    const int32_t* tokens, int64_t num_tokens,
                                    const kvfolio_media_span* media, int64_t num_media,
                                    const kvfolio_open_options* options, kvfolio_sequence* out,
-                                   int32_t* cached_tokens, kvfolio_error* error);
+                                   kvfolio_found* found, kvfolio_error* error);
 // The tokens that kvfolio_open() would find.
 KVFOLIO_C_API int32_t kvfolio_probe(const kvfolio_manager* manager, const kvfolio_root* root,
                                     const int32_t* tokens, int64_t num_tokens,
@@ -421,8 +433,8 @@ KVFOLIO_C_API int32_t kvfolio_probe(const kvfolio_manager* manager, const kvfoli
                                     const kvfolio_open_options* options, int32_t* cached_tokens,
                                     kvfolio_error* error);
 // How far a hit of the prompt will reach once *by, a sequence that announces the same tokens, has
-// appended and published them. *by, which may be null, is 0 if *soon_tokens is. Ask before
-// kvfolio_open() and kvfolio_admit_prompt(), which have no room for this answer.
+// appended and published them. *by, which may be null, is 0 if *soon_tokens is. kvfolio_open() and
+// kvfolio_admit_prompt() say it too.
 KVFOLIO_C_API int32_t kvfolio_soon(const kvfolio_manager* manager, const kvfolio_root* root,
                                    const int32_t* tokens, int64_t num_tokens,
                                    const kvfolio_media_span* media, int64_t num_media,
@@ -611,12 +623,12 @@ KVFOLIO_C_API int32_t kvfolio_admit(kvfolio_manager* manager, const kvfolio_sequ
 // Would the prompt, and num_more tokens behind it, fit: with a most_per_step of 0 in one step, else
 // in chunks of at most so many, as kvfolio_open() and then kvfolio_reserve() would say?
 // blocks[num_groups]: what the append would take, or kvfolio_reserve() keep; may be null and 0.
-// *cached_tokens may be null.
+// `found`: as in kvfolio_open().
 KVFOLIO_C_API int32_t kvfolio_admit_prompt(const kvfolio_manager* manager, const kvfolio_root* root,
                                            const int32_t* tokens, int64_t num_tokens,
                                            const kvfolio_media_span* media, int64_t num_media,
                                            const kvfolio_open_options* options, int64_t num_more,
-                                           int64_t most_per_step, int32_t* cached_tokens,
+                                           int64_t most_per_step, kvfolio_found* found,
                                            int32_t* blocks, int32_t num_groups,
                                            kvfolio_error* error);
 // The same for a sequence that is open. Keeps no table entries.
@@ -931,6 +943,14 @@ KVFOLIO_C_API int32_t kvfolio_gather(const kvfolio_view* cache, const int32_t* b
                                      int64_t num_entries, const kvfolio_gather_options* options,
                                      void* k, const kvfolio_rows* k_rows, void* v,
                                      const kvfolio_rows* v_rows, kvfolio_error* error);
+// Copies positions [first, first + n) of a sequence of a manager with storage to rows, of one
+// layer: n is the num_tokens of the rows. k or v may be null and is then not written. What the open
+// step appends counts, as in attention: its K and V have been written (gather_sequence.h).
+KVFOLIO_C_API int32_t kvfolio_gather_sequence(const kvfolio_manager* manager,
+                                              kvfolio_sequence sequence, int32_t group,
+                                              int32_t layer, int32_t first, void* k,
+                                              const kvfolio_rows* k_rows, void* v,
+                                              const kvfolio_rows* v_rows, kvfolio_error* error);
 // One token, head and layer; k or v may be null. dtype: of both rows.
 KVFOLIO_C_API int32_t kvfolio_write_token(kvfolio_view* cache, int32_t layer, int32_t head,
                                           int32_t slot, int32_t dtype, const void* k, const void* v,
@@ -1084,6 +1104,54 @@ KVFOLIO_C_API int64_t kvfolio_token_store_bytes_used(const kvfolio_token_store* 
 // For the kernels; as kvfolio_view_create(). The block table of the sequence is 0, 1, 2, ...
 KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store, kvfolio_view** out,
                                                kvfolio_error* error);
+// to_string(): "token store: 20 of 64 tokens of f64, ..."; text and answer as kvfolio_describe().
+KVFOLIO_C_API int64_t kvfolio_token_store_describe(const kvfolio_token_store* store, char* out,
+                                                   int64_t capacity);
+
+// ---- blocks without a manager ------------------------------------------------------------------
+
+// BlockStore in block_store.h: the blocks of one group, who uses them, and their bytes.
+typedef struct kvfolio_block_store kvfolio_block_store;
+KVFOLIO_C_API int32_t kvfolio_block_store_create(const kvfolio_group_spec* group,
+                                                 const kvfolio_memory_resource* resource,
+                                                 kvfolio_block_store** out, kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_block_store_destroy(kvfolio_block_store* store);
+// Takes num_blocks free blocks, all or none; each has one reference then.
+// KVFOLIO_ERR_RESOURCE_EXHAUSTED: fewer are free.
+KVFOLIO_C_API int32_t kvfolio_block_store_allocate(kvfolio_block_store* store, int32_t* out,
+                                                   int64_t num_blocks, kvfolio_error* error);
+// Adds a reference to each block, or takes one away, all or none. A block without any is free.
+// KVFOLIO_ERR_FAILED_PRECONDITION: a block is free, or is named more often than it has references.
+KVFOLIO_C_API int32_t kvfolio_block_store_hold(kvfolio_block_store* store, const int32_t* blocks,
+                                               int64_t num_blocks, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_block_store_release(kvfolio_block_store* store, const int32_t* blocks,
+                                                  int64_t num_blocks, kvfolio_error* error);
+// The block to write in place of this one: itself, or if others hold it too a copy, to which the
+// caller's reference moves.
+KVFOLIO_C_API int32_t kvfolio_block_store_make_writable(kvfolio_block_store* store, int32_t block,
+                                                        int32_t* out, kvfolio_error* error);
+// 0: it is free.
+KVFOLIO_C_API int32_t kvfolio_block_store_ref_count(const kvfolio_block_store* store, int32_t block,
+                                                    int32_t* out, kvfolio_error* error);
+// Images of blocks, as kvfolio_storage_read_blocks(). A block with several references is not
+// written.
+KVFOLIO_C_API int32_t kvfolio_block_store_read(const kvfolio_block_store* store,
+                                               const int32_t* blocks, int64_t num_blocks,
+                                               void* images, int64_t image_bytes,
+                                               kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_block_store_write(kvfolio_block_store* store, const int32_t* blocks,
+                                                int64_t num_blocks, const void* images,
+                                                int64_t image_bytes, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_block_store_num_blocks(const kvfolio_block_store* store);
+KVFOLIO_C_API int32_t kvfolio_block_store_num_free(const kvfolio_block_store* store);
+KVFOLIO_C_API int64_t kvfolio_block_store_block_image_bytes(const kvfolio_block_store* store);
+KVFOLIO_C_API int64_t kvfolio_block_store_memory_bytes(const kvfolio_block_store* store);
+// For the kernels, all layers; as kvfolio_view_create().
+KVFOLIO_C_API int32_t kvfolio_block_store_view(const kvfolio_block_store* store, kvfolio_view** out,
+                                               kvfolio_error* error);
+// to_string(): "block store: 5 of 64 blocks ..."; text and answer as kvfolio_describe().
+KVFOLIO_C_API int64_t kvfolio_block_store_describe(const kvfolio_block_store* store, char* out,
+                                                   int64_t capacity);
 
 #ifdef __cplusplus
 }  // extern "C"
@@ -1097,9 +1165,10 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //    read_elements()) of TokenStore: *_at() gives the row, *_append() and *_gather() take a dtype.
 //  - TokenStore::num_blocks(), num_blocks_used(), empty(): size, max_tokens and the block size of
 //    the options say them.
-//  - to_string() of ids, enums, records, Status and TokenStore, Status::numbers(): numbers, and
-//    *error, here. table_of() of a plan: a row of its block_table. ids.h: ids are 64-bit numbers.
-//    status.h: a Status is a code and *error; a Result writes to an `out`.
+//  - to_string() of ids, enums, records and Status, Status::numbers(): numbers, and *error, here.
+//    Those of TokenStore and BlockStore are *_describe(). table_of() of a plan: a row of its
+//    block_table. ids.h: ids are 64-bit numbers. status.h: a Status is a code and *error; a Result
+//    writes to an `out`.
 //  - kvfolio_check_failed() of status.h is in the library, but is not to be called: a host that
 //    wants to hear of a broken invariant before the program ends defines it, in C or C++, as
 //    void kvfolio_check_failed(const char* file, int line, const char* expression).
@@ -1119,7 +1188,8 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //    kvfolio_version().
 //  - openmp.h: its executor is three lines in a program that uses OpenMP.
 //  - ThreadPool::num_threads_that_worked(), forget_work(): for tests.
-//  - KVStorage::spec(), TokenStore::options(): the caller has said them; kvfolio_get_group() of a
+//  - KVStorage::spec(), TokenStore::options(), BlockStore::spec(): the caller has said them;
+//  kvfolio_get_group() of a
 //    manager says them again.
 //  - forget_count(): for libkvfolio_tiers, which keeps copies of blocks.
 //  - num_steps(): the tickets that the caller has not completed yet.

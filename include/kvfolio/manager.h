@@ -527,8 +527,8 @@ class KVFOLIO_API KVCacheManager {
   // The options as given, but with derived values in place of 0 and with max_root_keys as lowered.
   // Without prefix_cache: one root key and no media.
   [[nodiscard]] const ManagerOptions& options() const noexcept;
-  // Null without storage.
-  [[nodiscard]] KVStorage* storage() noexcept;
+  [[nodiscard]] KVStorage* storage() noexcept;  // null without storage
+  [[nodiscard]] const KVStorage* storage() const noexcept;
 
   // ---- the operation log ----
 

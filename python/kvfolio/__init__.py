@@ -20,6 +20,7 @@ from ._block_map import block_map
 from ._capacity import PoolPlan, plan
 from ._core import (
     Batch,
+    BlockStore,
     Counters,
     GroupPlan,
     GroupUsage,
@@ -78,6 +79,7 @@ __all__ = [
     "Aborted",
     "Admission",
     "Batch",
+    "BlockStore",
     "Corrupt",
     "Counters",
     "EndedSequence",

@@ -92,18 +92,31 @@ class MediaSpan:
     attends_to_itself: bool = False
 
 
-class Opened(NamedTuple):
-    """A new sequence, and how many of its tokens need not be computed."""
-
-    sequence: int
-    cached_tokens: int
-
-
 class Soon(NamedTuple):
     """Tokens of a prompt that will be found, and the sequence that is going to append them."""
 
     tokens: int
     by: int
+
+
+class _Opened(NamedTuple):
+    sequence: int
+    cached_tokens: int
+
+
+class Opened(_Opened):
+    """The pair (sequence, cached_tokens): a new sequence, and how many of its tokens need not be computed.
+    Beside the pair stands `soon`, as Manager.soon() says it."""
+
+    soon: Soon | None
+
+    def __new__(cls, sequence: int, cached_tokens: int, soon: Soon | None = None) -> Opened:
+        opened = super().__new__(cls, sequence, cached_tokens)
+        opened.soon = soon
+        return opened
+
+    def __repr__(self) -> str:
+        return f"Opened(sequence={self.sequence}, cached_tokens={self.cached_tokens}, soon={self.soon})"
 
 
 class Pinned(NamedTuple):
@@ -118,6 +131,8 @@ class Admission(NamedTuple):
 
     cached_tokens: int
     blocks: tuple[int, ...]
+    #: As Manager.soon() says it.
+    soon: Soon | None = None
 
 
 class Forgotten(NamedTuple):

@@ -209,6 +209,8 @@ void add_storage(nb::module_& m);
 void add_kernels(nb::module_& m);
 void add_attention(nb::module_& m);
 void add_token_store(nb::module_& m);
+void add_block_store(nb::module_& m);
+nb::object soon_record(const Soon& soon);
 void add_records(nb::module_& m);
 void add_manager(nb::module_& m);
 void add_sequences(nb::class_<Manager>& c);

@@ -18,5 +18,6 @@ NB_MODULE(_core, m) {
   python::add_kernels(m);
   python::add_attention(m);
   python::add_token_store(m);
+  python::add_block_store(m);
   python::add_module_watch(m);
 }

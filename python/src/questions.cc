@@ -3,6 +3,7 @@
 // What a manager can be asked. Nothing here changes it.
 
 #include "arrays.h"
+#include "kvfolio/gather_sequence.h"
 #include "storage.h"
 
 namespace kvfolio::python {
@@ -135,6 +136,23 @@ void add_numbers(nb::class_<Manager>& c) {
 
 }  // namespace
 
+namespace {
+
+// The rows hold their arrays, and the call the manager, until the copy is done.
+void gather_sequence(const Manager& manager, Id sequence, nb::handle k, nb::handle v, Int group,
+                     Int layer, Int first) {
+  const Rows k_rows = rows_of(k, "k", Access::kWrite);
+  const Rows v_rows = rows_of(v, "v", Access::kWrite);
+  const GatherFrom from{
+      .group = group_id(group), .layer = i32(layer, "layer"), .first = i32(first, "first")};
+  const std::shared_ptr<ManagerState> state = manager.state();
+  check(state->call_without_gil([&](KVCacheManager& m) {
+    return kvfolio::gather(m, sequence, from, k_rows.view, v_rows.view);
+  }));
+}
+
+}  // namespace
+
 void add_questions(nb::class_<Manager>& c) {
   c.def(
        "info",
@@ -150,6 +168,15 @@ void add_questions(nb::class_<Manager>& c) {
            nb::sig("def slot_mapping(self, sequence: int, begin: int, end: int, group: int = 0) "
                    "-> kvfolio._types.Int32Array"),
            "Slots of positions [begin, end), -1 if their block was dropped.")
+      .def(
+          "gather", &gather_sequence, "sequence"_a, nb::kw_only(), "k"_a = nb::none(),
+          "v"_a = nb::none(), "group"_a = Int{0}, "layer"_a = Int{0}, "first"_a = Int{0},
+          nb::sig("def gather(self, sequence: int, *, k: kvfolio._types.Array | None = None, "
+                  "v: kvfolio._types.Array | None = None, group: int = 0, layer: int = 0, "
+                  "first: int = 0) -> None"),
+          "Copies positions first, first + 1, ... of a layer to k and v, [count, heads, head_dim], "
+          "as many as they hold, out of the storage of the manager, without the GIL. What the "
+          "open step appends counts, once its K and V are written.")
       .def(
           "find",
           [](const Manager& manager, Id caller_id) {

@@ -6,6 +6,12 @@
 #include "open_options.h"
 
 namespace kvfolio::python {
+
+nb::object soon_record(const Soon& soon) {
+  if (soon.tokens == 0) return nb::none();
+  return make_record("Soon", nb::make_tuple(soon.tokens, soon.by.value()));
+}
+
 namespace {
 
 #define KVFOLIO_LOOKUP_ARGUMENTS                                                               \
@@ -32,8 +38,7 @@ nb::object soon(const Manager& manager, nb::handle tokens, nb::handle root, nb::
   const HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
   const Soon soon =
       take(manager.call([&](KVCacheManager& m) { return m.soon(numbers.span(), held.options); }));
-  if (soon.tokens == 0) return nb::none();
-  return make_record("Soon", nb::make_tuple(soon.tokens, soon.by.value()));
+  return soon_record(soon);
 }
 
 nb::object pin(const Manager& manager, nb::handle tokens, nb::handle root, nb::handle media,
@@ -50,7 +55,8 @@ nb::object admission_record(const Manager& manager, const Admission& admission) 
   for (std::size_t i = 0; i < manager.state()->manager.spec().groups.size(); ++i) {
     blocks.append(admission.blocks[i]);
   }
-  return make_record("Admission", nb::make_tuple(admission.cached_tokens, nb::tuple(blocks)));
+  return make_record("Admission", nb::make_tuple(admission.cached_tokens, nb::tuple(blocks),
+                                                 soon_record(admission.soon)));
 }
 
 nb::object admit_prompt(const Manager& manager, nb::handle tokens, Int num_more, Int most_per_step,

@@ -51,7 +51,8 @@ nb::object open(const Manager& manager, nb::handle tokens, nb::handle root, nb::
   held.set_sequence(publish, caller_id, priority, late_names, announce);
   const Opened opened =
       take(manager.call([&](KVCacheManager& m) { return m.open(numbers.span(), held.options); }));
-  return make_record("Opened", nb::make_tuple(opened.sequence.value(), opened.cached_tokens));
+  return make_record("Opened", nb::make_tuple(opened.sequence.value(), opened.cached_tokens,
+                                              soon_record(opened.soon)));
 }
 
 std::uint64_t open_unnamed(const Manager& manager, Int num_tokens, nb::handle root,

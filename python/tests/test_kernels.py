@@ -261,3 +261,84 @@ def test_token_store_keeps_rows():
                  lambda: kv.TokenStore(0, max_tokens=1), lambda: kv.TokenStore(3, max_tokens=2**40)):
         with pytest.raises(kv.InvalidArgument):
             call()
+
+
+def test_a_shared_block_is_copied_before_it_is_written():
+    group = kv.GroupSpec(num_layers=2, num_kv_heads=1, head_dim=4, block_size=2, num_blocks=4)
+    store = kv.BlockStore(group)
+    table = store.allocate(2)
+    assert table.dtype == np.int32 and (store.num_free, store.num_blocks) == (2, 4)
+    view = store.view()
+    rows = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
+    kv.append(view, rows, rows, [table[1] * 2], layer=1)
+    store.hold(table)
+    own = store.make_writable(table[1])
+    assert own != table[1] and (view.k[1, own, 0, 0] == rows[0, 0]).all()
+    assert [store.ref_count(block) for block in (*table, own)] == [2, 1, 1]
+    images = store.read([own])
+    assert images.shape == (1, store.block_image_bytes)
+    store.write([own], np.zeros_like(images))
+    assert (view.k[1, own] == 0).all() and (view.k[1, table[1], 0, 0] == rows[0, 0]).all()
+    with pytest.raises(kv.FailedPrecondition, match="block 0 has 2 references"):
+        store.write(table[:1], images)
+    store.release([*table, table[0], own])
+    assert store.num_free == 4 and store.memory_bytes >= 4 * store.block_image_bytes
+    assert repr(store).startswith("<block store: 0 of 4 blocks of 2 tokens in use, f32")
+    del store
+    assert view.k.shape == (2, 4, 1, 2, 4)  # the view keeps its memory
+
+
+def test_a_block_store_refuses_what_is_not_there():
+    store = kv.BlockStore(kv.GroupSpec(num_layers=1, num_kv_heads=1, head_dim=4, num_blocks=4))
+    assert store.allocate(0).shape == (0,) and store.read([]).shape == (0, store.block_image_bytes)
+    block = int(store.allocate(1)[0])
+    images = store.read([block])
+    for error, call in (
+            (kv.ResourceExhausted, lambda: store.allocate(4)), (kv.ResourceExhausted, lambda: store.allocate(2**31 - 1)),
+            (kv.InvalidArgument, lambda: store.allocate(-1)), (kv.FailedPrecondition, lambda: store.hold([3])),
+            (kv.FailedPrecondition, lambda: store.release([block, block])),
+            (kv.InvalidArgument, lambda: store.make_writable(4)), (kv.InvalidArgument, lambda: store.ref_count(-1)),
+            (kv.InvalidArgument, lambda: store.write([block], images[:, 1:])),
+            (kv.InvalidArgument, lambda: store.write([block], images[0])),
+            (kv.InvalidArgument, lambda: store.write([block], np.repeat(images, 2, 0)[::2][:, ::-1])),
+            (TypeError, lambda: kv.BlockStore(3)),
+            (kv.InvalidArgument, lambda: kv.BlockStore(kv.GroupSpec(num_layers=1, num_kv_heads=1, head_dim=4)))):
+        with pytest.raises(error):
+            call()
+    assert store.num_free == 3 and store.ref_count(block) == 1
+
+
+def test_a_sequence_is_gathered_from_its_blocks():
+    groups = [kv.GroupSpec(num_layers=2, num_kv_heads=1, head_dim=4, block_size=2, num_blocks=8)]
+    manager = kv.Manager(kv.Storage(groups))
+    sequence, _ = manager.open([])
+    rows = np.arange(20, dtype=np.float32).reshape(5, 1, 4)
+    with manager.step() as step:
+        step.append(sequence, [7, 8, 9, 7, 8])
+        slots = manager.slot_mapping(sequence, 0, 5)
+        kv.append(manager.storage.view(), rows, rows + 100, slots, layer=1)
+        now = np.zeros_like(rows)
+        manager.gather(sequence, k=now, layer=1)
+    k, v = np.zeros((2, 1, 4)), np.zeros((2, 1, 4), np.float16)
+    manager.gather(sequence, k=k, v=v, layer=1, first=2)
+    assert (now == rows).all() and (k == rows[2:4]).all() and (v == rows[2:4] + 100).all()
+    # Arrays of no tokens are arrays: an empty k is not "no k".
+    none = np.zeros((0, 1, 4))
+    without = kv.Manager(groups)
+    stranger, _ = without.open([])
+    manager.gather(sequence, k=none, first=5)
+    manager.gather(sequence)
+    with pytest.raises(kv.InvalidArgument, match="2 rows of v for 0 of k"):
+        manager.gather(sequence, k=none, v=v)
+    for error, call in (
+            (kv.InvalidArgument, lambda: manager.gather(sequence, k=k, first=4)),
+            (kv.InvalidArgument, lambda: manager.gather(sequence, k=k, first=-1)),
+            (kv.InvalidArgument, lambda: manager.gather(sequence, k=k, layer=2)),
+            (kv.InvalidArgument, lambda: manager.gather(sequence, k=k, group=1)),
+            (kv.InvalidArgument, lambda: manager.gather(sequence, k=k[:, :, :2])),
+            (kv.NotFound, lambda: manager.gather(sequence + 1, k=k)),
+            (kv.Unsupported, lambda: without.gather(stranger, k=none)),
+            (TypeError, lambda: manager.gather(sequence, k=[1.0]))):
+        with pytest.raises(error):
+            call()
+    assert (k == rows[2:4]).all()

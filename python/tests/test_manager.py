@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane: sequences, steps, plans, room."""
 
+import pickle
 import random
 
 import numpy as np
@@ -25,6 +26,11 @@ def test_a_twin_hears_how_far_the_first_one_will_reach(manager):
     assert cached == 0
     assert manager.soon(range(10)) == kv.Soon(8, first)
     assert manager.soon([*range(6), 77]) == kv.Soon(6, first)
+    assert manager.admit_prompt(range(10)).soon == kv.Soon(8, first)
+    twin = manager.open(range(10))
+    assert twin == (twin.sequence, 0) and twin.soon == kv.Soon(8, first) and "soon=Soon" in repr(twin)
+    assert pickle.loads(pickle.dumps(twin)).soon == twin.soon
+    manager.close(twin.sequence)
     assert manager.soon(range(10), look_up=False) is None
     run_step(manager, (first, range(10)))
     assert manager.soon(range(10)) is None

@@ -30,6 +30,7 @@ def made() -> dict[str, Any]:
     objects = [
         manager, storage, step, plan, group, group.block_table, storage.view(), kvfolio.ThreadPool(1),
         kvfolio.Batch([0, 3], [3], np.zeros((1, 1), np.int32)), kvfolio.TokenStore(16, max_tokens=8),
+        kvfolio.BlockStore(SPEC[0]),
         manager.counters, manager.usage(0), manager.info(sequence), _core.ModuleWatch([], []), _core.TensorWatch([], id, []),
         _core.LayerStates(storage.view(), *np.zeros((2, 1, 2, 32, 16), np.float32)),
     ]

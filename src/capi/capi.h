@@ -20,6 +20,7 @@
 #include "capi/caller_memory.h"
 #include "capi/read_prompt.h"
 #include "capi/shared_resource.h"
+#include "kvfolio/block_store.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/op_log.h"
@@ -70,6 +71,11 @@ struct kvfolio_root {
   kvfolio::RootKey key;
 };
 
+struct kvfolio_block_store {
+  std::unique_ptr<kvfolio::capi::CallerMemory> resource;  // outlives the store
+  kvfolio::BlockStore store;
+};
+
 struct kvfolio_token_store {
   kvfolio::capi::SharedResource resource;  // its copies share it
   kvfolio::TokenStore store;
@@ -88,6 +94,16 @@ Status read_rows(std::string_view call, std::string_view name, const void* data,
 Status read_rows(std::string_view call, std::string_view name, void* data, const kvfolio_rows* rows,
                  RowsView& out);
 Status read_executor(std::string_view call, const kvfolio_executor* executor, Executor& out);
+
+// Images of blocks that a caller gives.
+Status check_bytes(std::string_view call, const void* images, std::int64_t bytes);
+Status give_view(std::string_view call, const Result<KVView>& view, kvfolio_view** out);
+// As much of the text as fits, and a 0 behind it; returns the bytes of all of it.
+std::int64_t give_text(std::string_view text, char* out, std::int64_t capacity) noexcept;
+
+// What a prompt finds. `found` may be null.
+Status check_found(std::string_view call, const kvfolio_found* found);
+void give_found(std::int32_t cached_tokens, const Soon& soon, kvfolio_found* found) noexcept;
 
 // The sequences that a call ended, in the handle's own array.
 std::int32_t give_ended(kvfolio_manager& manager, std::span<const EndedSequence> from,

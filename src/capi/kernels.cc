@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "capi/capi.h"
+#include "kvfolio/gather_sequence.h"
 
 struct kvfolio_thread_pool {
   std::unique_ptr<kvfolio::ThreadPool> pool;
@@ -127,6 +128,19 @@ int32_t kvfolio_gather(const kvfolio_view* cache, const int32_t* block_table, in
   args.k_layer_stride = ours.k_layer_stride;
   args.v_layer_stride = ours.v_layer_stride;
   return answer(error, gather(args));
+}
+
+int32_t kvfolio_gather_sequence(const kvfolio_manager* manager, kvfolio_sequence sequence,
+                                int32_t group, int32_t layer, int32_t first, void* k,
+                                const kvfolio_rows* k_rows, void* v, const kvfolio_rows* v_rows,
+                                kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  RowsView k_view;
+  RowsView v_view;
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "k", k, k_rows, k_view));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "v", v, v_rows, v_view));
+  const GatherFrom from{.group = GroupId(group), .layer = layer, .first = first};
+  return answer(error, gather(manager->manager, SequenceId(sequence), from, k_view, v_view));
 }
 
 int32_t kvfolio_write_token(kvfolio_view* cache, int32_t layer, int32_t head, int32_t slot,

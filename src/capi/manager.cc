@@ -94,6 +94,19 @@ Status give_manager(std::string_view call, KVCacheManager& manager,
 
 }  // namespace
 
+Status check_found(std::string_view call, const kvfolio_found* found) {
+  return found == nullptr ? Status() : check_out(call, "found", found);
+}
+
+void give_found(std::int32_t cached_tokens, const Soon& soon, kvfolio_found* found) noexcept {
+  if (found == nullptr) return;
+  write_struct(found, {.struct_size = 0,
+                       .cached_tokens = cached_tokens,
+                       .soon_tokens = soon.tokens,
+                       .reserved = 0,
+                       .soon_by = soon.by.value()});
+}
+
 }  // namespace kvfolio::capi
 
 using namespace kvfolio;
@@ -193,16 +206,17 @@ void kvfolio_root_destroy(kvfolio_root* root) { delete root; }
 int32_t kvfolio_open(kvfolio_manager* manager, const kvfolio_root* root, const int32_t* tokens,
                      int64_t num_tokens, const kvfolio_media_span* media, int64_t num_media,
                      const kvfolio_open_options* options, kvfolio_sequence* out,
-                     int32_t* cached_tokens, kvfolio_error* error) {
+                     kvfolio_found* found, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(manager);
   KVFOLIO_C_NEEDS(out);
+  KVFOLIO_C_RETURN_IF_ERROR(check_found(__func__, found));
   Prompt prompt;
   KVFOLIO_C_RETURN_IF_ERROR(
       read_prompt(__func__, root, tokens, num_tokens, media, num_media, options, prompt));
   const Result<Opened> opened = manager->manager.open(prompt.tokens, prompt.options);
   if (!opened) return answer(error, opened.error());
   *out = opened->sequence.value();
-  if (cached_tokens != nullptr) *cached_tokens = opened->cached_tokens;
+  give_found(opened->cached_tokens, opened->soon, found);
   return KVFOLIO_OK;
 }
 

@@ -23,6 +23,19 @@ std::int32_t give(const Result<T>& from, std::int32_t* out, kvfolio_error* error
 }  // namespace
 }  // namespace kvfolio::capi
 
+namespace kvfolio::capi {
+
+std::int64_t give_text(std::string_view text, char* out, std::int64_t capacity) noexcept {
+  if (out != nullptr && capacity > 0) {
+    const std::size_t length = std::min(text.size(), static_cast<std::size_t>(capacity - 1));
+    std::memcpy(out, text.data(), length);
+    out[length] = '\0';
+  }
+  return static_cast<std::int64_t>(text.size());
+}
+
+}  // namespace kvfolio::capi
+
 using namespace kvfolio;
 using namespace kvfolio::capi;
 
@@ -170,13 +183,7 @@ int32_t kvfolio_widest(const kvfolio_manager* manager, int32_t group, int32_t* o
 
 int64_t kvfolio_describe(const kvfolio_manager* manager, char* out, int64_t capacity) {
   if (manager == nullptr) return 0;
-  const std::string text = manager->manager.describe();
-  if (out != nullptr && capacity > 0) {
-    const std::size_t length = std::min(text.size(), static_cast<std::size_t>(capacity - 1));
-    std::memcpy(out, text.data(), length);
-    out[length] = '\0';
-  }
-  return static_cast<std::int64_t>(text.size());
+  return give_text(manager->manager.describe(), out, capacity);
 }
 
 int32_t kvfolio_get_counters(const kvfolio_manager* manager, kvfolio_counters* out,

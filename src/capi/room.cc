@@ -69,9 +69,10 @@ int32_t kvfolio_admit_prompt(const kvfolio_manager* manager, const kvfolio_root*
                              const int32_t* tokens, int64_t num_tokens,
                              const kvfolio_media_span* media, int64_t num_media,
                              const kvfolio_open_options* options, int64_t num_more,
-                             int64_t most_per_step, int32_t* cached_tokens, int32_t* blocks,
+                             int64_t most_per_step, kvfolio_found* found, int32_t* blocks,
                              int32_t num_groups, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(manager);
+  KVFOLIO_C_RETURN_IF_ERROR(check_found(__func__, found));
   KVFOLIO_C_RETURN_IF_ERROR(check_blocks(__func__, *manager, blocks, num_groups));
   Prompt prompt;
   KVFOLIO_C_RETURN_IF_ERROR(
@@ -79,7 +80,7 @@ int32_t kvfolio_admit_prompt(const kvfolio_manager* manager, const kvfolio_root*
   const Result<Admission> admission = manager->manager.admit(
       prompt.tokens, prompt.options, num_more, {.most_per_step = most_per_step});
   if (!admission) return answer(error, admission.error());
-  if (cached_tokens != nullptr) *cached_tokens = admission->cached_tokens;
+  give_found(admission->cached_tokens, admission->soon, found);
   give_blocks(*admission, blocks, num_groups);
   return KVFOLIO_OK;
 }

@@ -6,14 +6,22 @@
 
 namespace kvfolio::capi {
 
-namespace {
-
 Status check_bytes(std::string_view call, const void* images, std::int64_t bytes) {
   if (bytes < 0) {
     return {ErrorCode::kInvalidArgument, concat(call, ": image_bytes is ", bytes)};
   }
   return images == nullptr && bytes > 0 ? null_argument(call, "images") : Status();
 }
+
+Status give_view(std::string_view call, const Result<KVView>& view, kvfolio_view** out) {
+  if (!view) return view.error();
+  auto* const handle = new (std::nothrow) kvfolio_view{*view};
+  if (handle == nullptr) return no_memory(call);
+  *out = handle;
+  return {};
+}
+
+namespace {
 
 KVStrides strides_of(const kvfolio_strides& strides) noexcept {
   return {strides.layer, strides.block, strides.head, strides.token};
@@ -53,14 +61,6 @@ Status read_borrowed(std::string_view call, const kvfolio_borrowed_group* theirs
                       static_cast<std::byte*>(layer.v_scale)});
   }
   out.layers = layers;
-  return {};
-}
-
-Status give_view(std::string_view call, const Result<KVView>& view, kvfolio_view** out) {
-  if (!view) return view.error();
-  auto* const handle = new (std::nothrow) kvfolio_view{*view};
-  if (handle == nullptr) return no_memory(call);
-  *out = handle;
   return {};
 }
 

@@ -177,4 +177,9 @@ int64_t kvfolio_token_store_bytes_used(const kvfolio_token_store* store) {
   return store == nullptr ? 0 : store->store.bytes_used();
 }
 
+int64_t kvfolio_token_store_describe(const kvfolio_token_store* store, char* out,
+                                     int64_t capacity) {
+  return store == nullptr ? 0 : give_text(to_string(store->store), out, capacity);
+}
+
 }  // extern "C"

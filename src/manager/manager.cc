@@ -167,5 +167,9 @@ KVStorage* KVCacheManager::storage() noexcept {
   KVFOLIO_STOP_IF_MOVED("storage");
   return impl_->storage_ ? &*impl_->storage_ : nullptr;
 }
+const KVStorage* KVCacheManager::storage() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("storage");
+  return impl_->storage_ ? &*impl_->storage_ : nullptr;
+}
 
 }  // namespace kvfolio

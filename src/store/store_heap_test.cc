@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A token store takes heap memory at creation and for what it says, and for nothing else.
+// The stores take heap memory at creation and for what they say, and for nothing else.
 
 #include <gtest/gtest.h>
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "heap_calls/heap_calls.h"
+#include "kvfolio/block_store.h"
 #include "kvfolio/token_store.h"
 
 namespace kvfolio {
@@ -52,6 +53,27 @@ TEST(TokenStore, CallsThatSucceedTakeNoMemory) {
     EXPECT_EQ(taken, 0U) << to_string(dtype);
     EXPECT_EQ(seen, has_scales(dtype) ? 0U : 2U * 24 * static_cast<unsigned>(dtype_bytes(dtype)));
   }
+}
+
+TEST(BlockStore, CallsThatSucceedTakeNoMemory) {
+  BlockStore store = *BlockStore::create({.num_layers = 3, .head_dim_k = 8, .num_blocks = 8});
+  std::vector<std::int32_t> table(4);
+  std::vector<std::byte> images(4 * static_cast<std::size_t>(store.block_image_bytes()));
+  bool ok = true;
+  const std::uint64_t before = num_heap_calls();
+  for (int round = 0; round < 2; ++round) {
+    ok = ok && store.allocate(table).ok() && store.write(table, images).ok();
+    ok = ok && store.hold(table).ok() && store.read(table, images).ok();
+    const Result<BlockId> copy = store.make_writable(BlockId(table[1]));
+    ok = ok && copy.has_value() && store.release(table).ok();
+    const std::int32_t block = copy ? copy->value() : -1;
+    ok = ok && store.release({&block, 1}).ok();
+    ok = ok && store.release({table.data(), 1}).ok() && store.release({&table[2], 2}).ok();
+  }
+  const std::uint64_t taken = num_heap_calls() - before;
+  EXPECT_TRUE(ok);
+  EXPECT_EQ(store.num_free(), 8);
+  EXPECT_EQ(taken, 0U);
 }
 
 // The counter counts: a text is on the heap.

@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
+#include <list>
 #include <map>
 #include <optional>
 
@@ -121,6 +123,110 @@ TEST(Recipes, ContinuousBatchingWithChunksIsNeverShortOfBlocks) {
   for (const auto& [id, text] : expected) EXPECT_EQ(batch.text(id), text) << id;
   EXPECT_GT(e.counters().tokens_reused, 0u);
   EXPECT_EQ(e.usage().held, 0);
+}
+
+// Eight prompts with one prefix come at once.
+TEST(Recipes, ABurstOfTwinsIsComputedOnce) {
+  Engine e({full_group(4, 200)});
+  KVCacheManager& cache = e.manager;
+  constexpr std::int32_t kUnit = 4;
+  struct Running {
+    SequenceId id;
+    Tokens prompt;
+  };
+  std::vector<Running> running;
+  std::deque<Tokens> waiting;
+  for (int i = 0; i < 8; ++i) waiting.push_back(joined(tokens(1, 40), tokens(100 * (i + 1), 5)));
+  std::int32_t computed = 0;
+  while (!waiting.empty() || !running.empty()) {
+    std::deque<Tokens> later;
+    // shown: twins
+    for (const Tokens& prompt : waiting) {  // none of them has a sequence yet
+      const Admission fits = must(cache.admit(prompt, {}, 0, {.most_per_step = 16}));
+      const bool by_runs = std::ranges::count(running, fits.soon.by, &Running::id) > 0;
+      if (by_runs && fits.soon.tokens - fits.cached_tokens >= kUnit) {
+        later.push_back(prompt);  // its prefix is computed now: ask again in the next round
+        continue;
+      }
+      const Opened opened = must(cache.open(prompt, {.announce = true}));
+      running.push_back({opened.sequence, prompt});
+    }
+    waiting = later;
+    // shown end
+    const Ticket ticket = must(cache.begin_step());
+    for (const Running& r : running) computed += must(cache.append_prompt(r.id, r.prompt, 16));
+    must(cache.plan());
+    must(cache.finish(ticket));
+    std::erase_if(running, [&](const Running& r) {
+      const bool whole = e.info(r.id).length == std::ssize(r.prompt);
+      if (whole) must(cache.close(r.id));
+      return whole;
+    });
+  }
+  EXPECT_EQ(computed, 40 + 8 * 5);
+}
+
+// The pool has half of what all need together.
+TEST(Recipes, WhoIsPreemptedComesBackWithTheSameText) {
+  Engine e({full_group(4, 12)});
+  KVCacheManager& cache = e.manager;
+  struct Running {
+    SequenceId id;
+    Request request;
+  };
+  std::list<Running> running;
+  std::deque<Request> waiting;
+  std::vector<Tokens> expected;
+  for (int i = 0; i < 4; ++i) {
+    waiting.push_back({tokens(100 * i, 10), 22});
+    expected.push_back(completed(tokens(100 * i, 10), 22));
+  }
+  std::vector<Tokens> ended;
+  int preempted = 0;
+  for (int steps = 0; ended.size() < expected.size(); ++steps) {
+    ASSERT_LT(steps, 1000);
+    while (!waiting.empty() && cache.admit(waiting.front().text, {}, 1)) {
+      const SequenceId id = must(cache.open(waiting.front().text)).sequence;
+      running.push_back({id, waiting.front()});
+      waiting.pop_front();
+    }
+    const Ticket ticket = must(cache.begin_step());
+    // shown: no room
+    for (auto it = running.begin(); it != running.end();) {  // the oldest first
+      const Result<std::int32_t> n = cache.append_prompt(it->id, it->request.text, 8);
+      if (n) {
+        ++it;
+        continue;
+      }
+      const Status& error = n.error();
+      if (error.shortage() == nullptr || error.shortage()->never()) must(error);  // tell its user
+      const std::optional<SequenceId> victim = cache.select_victim(VictimPolicy::kLongest);
+      if (!victim) break;            // all others are in the step: this one waits for the next
+      must(cache.preempt(*victim));  // what it has computed stays cached as long as there is room
+      const auto gone = std::ranges::find(running, *victim, &Running::id);
+      waiting.push_front(gone->request);  // opened again, it computes what was not found
+      const bool itself = gone == it;
+      const auto next = running.erase(gone);
+      if (itself) it = next;
+    }
+    // shown end
+    const StepPlan& plan = *must(cache.plan());
+    const std::vector<SequenceId> computed(plan.sequences.begin(), plan.sequences.end());
+    must(cache.finish(ticket));
+    preempted = static_cast<int>(e.counters().sequences_preempted);
+    for (const SequenceId id : computed) {
+      const auto it = std::ranges::find(running, id, &Running::id);
+      Request& r = it->request;
+      if (e.info(id).length < std::ssize(r.text)) continue;
+      r.text.push_back(next_token(r.text));
+      if (r.text.size() < r.wanted) continue;
+      ended.push_back(r.text);
+      must(cache.close(id));
+      running.erase(it);
+    }
+  }
+  EXPECT_THAT(ended, ::testing::UnorderedElementsAreArray(expected));
+  EXPECT_GT(preempted, 0);
 }
 
 TEST(Recipes, AStopStringGoesBackAndOn) {

@@ -148,9 +148,9 @@ static void mistakes_of_a_host_are_refused(void) {
     MUST(kvfolio_drop(m, step, &g_error));
 
     MUST(kvfolio_close(m, parent, &g_error));
-    int32_t cached = 0;
-    MUST(kvfolio_open(m, NULL, tokens, 6, NULL, 0, NULL, &parent, &cached, &g_error));
-    CHECK(cached == 5);
+    kvfolio_found found = {.struct_size = sizeof found};
+    MUST(kvfolio_open(m, NULL, tokens, 6, NULL, 0, NULL, &parent, &found, &g_error));
+    CHECK(found.cached_tokens == 5);
     MUST(kvfolio_begin_step(m, 0, &step, &g_error));
     CHECK(kvfolio_append(m, parent, tokens, 6, 0, &g_error) == KVFOLIO_ERR_INVALID_ARGUMENT);
     CHECK(strstr(g_error.message, "the 5 that it has of its prompt of 6") != NULL);
@@ -162,8 +162,8 @@ static void mistakes_of_a_host_are_refused(void) {
     MUST(kvfolio_open(m, NULL, NULL, 0, NULL, 0, NULL, &late, NULL, &g_error));
     MUST(kvfolio_append(m, late, same, 4, 0, &g_error));
     MUST(kvfolio_finish(m, step, &g_error));
-    MUST(kvfolio_open(m, NULL, same, 4, NULL, 0, NULL, &late, &cached, &g_error));
-    CHECK(cached == 3);
+    MUST(kvfolio_open(m, NULL, same, 4, NULL, 0, NULL, &late, &found, &g_error));
+    CHECK(found.cached_tokens == 3);
     MUST(kvfolio_begin_step(m, 0, &step, &g_error));
     MUST(kvfolio_append(m, late, same, 4, 3, &g_error));
     kvfolio_manager_destroy(m);

@@ -16,6 +16,7 @@ import sys
 
 # What of each header is public: the prefix of its C functions.
 HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_store.h": "token_store_",
+           "block_store.h": "block_store_", "gather_sequence.h": "",
            "executor.h": "thread_pool_", "spec.h": "", "memory.h": "", "view.h": "view_",
            "version.h": "", "dtype.h": "", "block_state.h": "", "plan_attention.h": "",
            "manager_types.h": "", "step_plan.h": "", "root_key.h": ""}
@@ -31,6 +32,7 @@ OTHER_NAMES = {
     ("manager.h", "spec"): "get_group",
     ("manager.h", "copy_to"): "copy_to",
     ("storage.h", "view"): "view_create",
+    ("gather_sequence.h", "gather"): "gather_sequence",
     ("kernels.h", "append"): "append_rows",
     ("kernels.h", "attention_params"): "attention_options_of",
     ("kernels.h", "choose_kernel_target"): "choose_target",

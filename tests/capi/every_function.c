@@ -70,15 +70,16 @@ static void worked_step(void) {
   MUST(kvfolio_finish(manager, step, &g_error));
   MUST(kvfolio_fork(manager, a, NULL, &b, &g_error));
   const int32_t other[11] = {100, 101, 102, 103, 104, 105, 206, 207, 208, 209, 210};
-  int32_t cached = 0;
-  MUST(kvfolio_open(manager, NULL, other, 11, NULL, 0, NULL, &c, &cached, &g_error));
-  printf("C finds %d of 11 tokens\n", cached);
+  kvfolio_found found = {.struct_size = sizeof found};
+  MUST(kvfolio_open(manager, NULL, other, 11, NULL, 0, NULL, &c, &found, &g_error));
+  printf("C finds %d of 11 tokens\n", found.cached_tokens);
 
   const int32_t next[2] = {300, 301};
   MUST(kvfolio_begin_step(manager, 0, &step, &g_error));
   MUST(kvfolio_append(manager, a, &next[0], 1, 0, &g_error));
   MUST(kvfolio_append(manager, b, &next[1], 1, 0, &g_error));
-  MUST(kvfolio_append(manager, c, other + cached, 11 - cached, 0, &g_error));
+  MUST(kvfolio_append(manager, c, other + found.cached_tokens, 11 - found.cached_tokens, 0,
+                      &g_error));
   print_plan(manager);
   print_references(manager, "open");
   MUST(kvfolio_commit(manager, step, &g_error));
@@ -102,6 +103,8 @@ int main(void) {
   call_kernels();
   call_attention();
   call_token_store();
+  call_block_store();
+  call_gather_sequence();
   int missing = 0;
   for (int i = 0; i < kNumFunctions; ++i) {
     if (g_called[i]) continue;

@@ -14,3 +14,5 @@ void call_op_log(void);
 void call_kernels(void);
 void call_attention(void);
 void call_token_store(void);
+void call_block_store(void);
+void call_gather_sequence(void);

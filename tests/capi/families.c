@@ -27,10 +27,11 @@ static kvfolio_manager* make_manager(void) {
 static kvfolio_sequence say(kvfolio_manager* manager) {
   kvfolio_sequence sequence = 0;
   kvfolio_ticket step = 0;
-  int32_t cached = 0;
-  MUST(kvfolio_open(manager, NULL, kTokens, 8, NULL, 0, NULL, &sequence, &cached, &g_error));
+  kvfolio_found found = {.struct_size = sizeof found};
+  MUST(kvfolio_open(manager, NULL, kTokens, 8, NULL, 0, NULL, &sequence, &found, &g_error));
   MUST(kvfolio_begin_step(manager, 0, &step, &g_error));
-  MUST(kvfolio_append(manager, sequence, kTokens + cached, 8 - cached, 0, &g_error));
+  MUST(kvfolio_append(manager, sequence, kTokens + found.cached_tokens, 8 - found.cached_tokens, 0,
+                      &g_error));
   MUST(kvfolio_finish(manager, step, &g_error));
   return sequence;
 }
@@ -122,6 +123,14 @@ void call_sequences(void) {
   MUST(kvfolio_open(m, root, kTokens, 8, NULL, 0, &announces, &leader, NULL, &g_error));
   MUST(kvfolio_soon(m, root, kTokens, 8, NULL, 0, NULL, &n, &by, &g_error));
   CHECK(n == 7 && by == leader);
+  kvfolio_found found = {.struct_size = sizeof found};
+  MUST(kvfolio_admit_prompt(m, root, kTokens, 8, NULL, 0, NULL, 0, 0, &found, NULL, 0, &g_error));
+  CHECK(found.cached_tokens == 0 && found.soon_tokens == 7 && found.soon_by == leader);
+  kvfolio_sequence twin = 0;
+  found.soon_by = 0;
+  MUST(kvfolio_open(m, root, kTokens, 8, NULL, 0, NULL, &twin, &found, &g_error));
+  CHECK(found.cached_tokens == 0 && found.soon_tokens == 7 && found.soon_by == leader);
+  MUST(kvfolio_close(m, twin, &g_error));
   MUST(kvfolio_close(m, leader, &g_error));
   MUST(kvfolio_soon(m, root, kTokens, 8, NULL, 0, NULL, &n, &by, &g_error));
   CHECK(n == 0 && by == 0);
@@ -217,17 +226,17 @@ void call_room(void) {
   wanted = 100;
   CHECK(kvfolio_admit(m, &a, &wanted, 1, &g_error) == KVFOLIO_ERR_NO_BLOCKS);
   CHECK(g_error.shortage.needed > g_error.shortage.free + g_error.shortage.evictable);
-  int32_t cached = -1;
+  kvfolio_found found = {.struct_size = sizeof found};
   int32_t blocks = -1;
   CHECK(g_error.shortage.never == 1 && g_error.shortage.kept >= 2 &&
         g_error.shortage.num_blocks > 0);
-  MUST(kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, 0, &cached, &blocks, 1,
-                            &g_error));
-  CHECK(cached == 7 && blocks >= 1);
+  MUST(
+      kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, 0, &found, &blocks, 1, &g_error));
+  CHECK(found.cached_tokens == 7 && blocks >= 1);
   int32_t in_chunks = -1;
-  MUST(kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, 2, &cached, &in_chunks, 1,
+  MUST(kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, 2, &found, &in_chunks, 1,
                             &g_error));
-  CHECK(cached == 7 && in_chunks >= 1);
+  CHECK(found.cached_tokens == 7 && in_chunks >= 1);
   MUST(kvfolio_admit_sequence(m, a, 4, 2, &in_chunks, 1, &g_error));
   CHECK(in_chunks >= 1);
   CHECK(kvfolio_admit_sequence(m, a, 100, 0, NULL, 0, &g_error) == KVFOLIO_ERR_NO_BLOCKS);

@@ -230,5 +230,91 @@ void call_token_store(void) {
   MUST(kvfolio_token_store_view(copy, &view, &g_error));
   CHECK(kvfolio_view_k(view, 0, 0, 0, 1) != NULL);
   kvfolio_view_destroy(view);
+  char text[128];
+  const int64_t length = kvfolio_token_store_describe(copy, text, sizeof text);
+  CHECK(length == (int64_t)strlen(text) && strncmp(text, "token store: 2 of 6 tokens", 26) == 0);
+  CHECK(kvfolio_token_store_describe(copy, text, 6) == length && strcmp(text, "token") == 0);
   kvfolio_token_store_destroy(copy);
+}
+
+void call_gather_sequence(void) {
+  kvfolio_storage* storage = make_storage();
+  kvfolio_manager* m = NULL;
+  MUST(kvfolio_manager_create_with_storage(&storage, NULL, &m, &g_error));
+  const int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
+  kvfolio_sequence sequence = 0;
+  kvfolio_ticket step = 0;
+  MUST(kvfolio_open(m, NULL, tokens, 6, NULL, 0, NULL, &sequence, NULL, &g_error));
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  MUST(kvfolio_append(m, sequence, tokens, 6, 0, &g_error));
+  int32_t slots[6];
+  MUST(kvfolio_slot_mapping(m, sequence, 0, 0, slots, 6, &g_error));
+  float k[6 * kDim];
+  float v[6 * kDim];
+  fill(k, 6 * kDim, 1);
+  fill(v, 6 * kDim, 100);
+  kvfolio_view* const view = view_of(kvfolio_manager_storage(m));
+  const kvfolio_rows rows = rows_of(6, kDim);
+  MUST(kvfolio_append_rows(view, 0, k, &rows, v, &rows, slots, 6, &g_error));
+  kvfolio_view_destroy(view);
+  float got_k[6 * kDim];
+  float got_v[6 * kDim];
+  MUST(kvfolio_gather_sequence(m, sequence, 0, 0, 0, got_k, &rows, got_v, &rows, &g_error));
+  CHECK(memcmp(got_k, k, sizeof k) == 0 && memcmp(got_v, v, sizeof v) == 0);
+  MUST(kvfolio_finish(m, step, &g_error));
+  const kvfolio_rows two = rows_of(2, kDim);
+  MUST(kvfolio_gather_sequence(m, sequence, 0, 0, 3, NULL, NULL, got_v, &two, &g_error));
+  CHECK(memcmp(got_v, v + 3 * kDim, 2 * kDim * sizeof(float)) == 0);
+  kvfolio_manager_destroy(m);
+  const kvfolio_group_spec group = small_group();
+  MUST(kvfolio_manager_create(&group, 1, NULL, &m, &g_error));  // ids only
+  MUST(kvfolio_open(m, NULL, NULL, 0, NULL, 0, NULL, &sequence, NULL, &g_error));
+  CHECK(kvfolio_gather_sequence(m, sequence, 0, 0, 0, got_k, &two, NULL, NULL, &g_error) ==
+        KVFOLIO_ERR_UNSUPPORTED);
+  kvfolio_manager_destroy(m);
+}
+
+void call_block_store(void) {
+  kvfolio_group_spec group = small_group();
+  group.num_blocks = 3;
+  kvfolio_block_store* store = NULL;
+  MUST(kvfolio_block_store_create(&group, NULL, &store, &g_error));
+  int32_t table[2] = {-1, -1};
+  MUST(kvfolio_block_store_allocate(store, table, 2, &g_error));
+  CHECK(kvfolio_block_store_num_blocks(store) == 3 && kvfolio_block_store_num_free(store) == 1);
+  kvfolio_view* view = NULL;
+  MUST(kvfolio_block_store_view(store, &view, &g_error));
+  float k[kDim];
+  fill(k, kDim, 1);
+  const kvfolio_rows row = rows_of(1, kDim);
+  const int32_t slot = table[1] * 4 + 2;
+  MUST(kvfolio_append_rows(view, 0, k, &row, k, &row, &slot, 1, &g_error));
+
+  // Another table with the same blocks writes: the first one keeps what it had.
+  MUST(kvfolio_block_store_hold(store, table, 2, &g_error));
+  int32_t own = -1;
+  MUST(kvfolio_block_store_make_writable(store, table[1], &own, &g_error));
+  CHECK(own != table[1] && kvfolio_block_store_num_free(store) == 0);
+  CHECK(memcmp(kvfolio_view_k(view, 0, own, 0, 2), k, sizeof k) == 0);
+  int32_t refs = -1;
+  MUST(kvfolio_block_store_ref_count(store, table[0], &refs, &g_error));
+  CHECK(refs == 2);
+  const int64_t bytes = kvfolio_block_store_block_image_bytes(store);
+  CHECK(bytes > 0 && kvfolio_block_store_memory_bytes(store) >= 3 * bytes);
+  char* const image = need(calloc(1, (size_t)bytes));
+  MUST(kvfolio_block_store_write(store, &own, 1, image, bytes, &g_error));
+  CHECK(memcmp(kvfolio_view_k(view, 0, table[1], 0, 2), k, sizeof k) == 0);
+  MUST(kvfolio_block_store_read(store, &own, 1, image, bytes, &g_error));
+  CHECK(kvfolio_block_store_write(store, table, 1, image, bytes, &g_error) ==
+        KVFOLIO_ERR_FAILED_PRECONDITION);
+  free(image);
+  MUST(kvfolio_block_store_release(store, table, 2, &g_error));
+  MUST(kvfolio_block_store_release(store, &own, 1, &g_error));
+  MUST(kvfolio_block_store_release(store, table, 1, &g_error));
+  CHECK(kvfolio_block_store_num_free(store) == 3);
+  char text[200];
+  CHECK(kvfolio_block_store_describe(store, text, sizeof text) == (int64_t)strlen(text));
+  CHECK(strncmp(text, "block store: 0 of 3 blocks", 26) == 0);
+  kvfolio_view_destroy(view);
+  kvfolio_block_store_destroy(store);
 }

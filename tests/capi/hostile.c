@@ -57,7 +57,13 @@ uint64_t state_of_the_world(void) {
   MUST(kvfolio_token_store_at(w.store, 1, &row, &g_error));
   h = hash(h, row, kDim * 2);
   const int32_t size = kvfolio_token_store_size(w.store);
-  return hash(h, &size, sizeof size);
+  h = hash(h, &size, sizeof size);
+  for (int32_t block = 0; block < 4; ++block) {
+    int32_t refs = -1;
+    MUST(kvfolio_block_store_ref_count(w.blocks, block, &refs, &g_error));
+    h = hash(h, &refs, sizeof refs);
+  }
+  return h;
 }
 
 void must_be_refused(int32_t code, const char* call, const char* file, int line) {
@@ -102,6 +108,7 @@ static void make_world(void) {
   for (int i = 0; i < kFloats; ++i) w.k[i] = (float)(i % 17);
   w.out.plan.struct_size = sizeof w.out.plan;
   for (int g = 0; g < 2; ++g) w.out.group_plans[g].struct_size = sizeof w.out.group_plans[g];
+  w.out.found.struct_size = sizeof w.out.found;
   w.out.load.struct_size = sizeof w.out.load;
   w.out.info.struct_size = sizeof w.out.info;
   w.out.usage.struct_size = sizeof w.out.usage;
@@ -126,6 +133,13 @@ static void make_world(void) {
       .struct_size = sizeof store, .head_dim_k = kDim, .dtype = KVFOLIO_F16, .max_tokens = 6};
   MUST(kvfolio_token_store_create(&store, NULL, &w.store, &g_error));
   MUST(kvfolio_token_store_append(w.store, w.k, NULL, 2, KVFOLIO_F32, &g_error));
+  kvfolio_group_spec four = small_group();
+  four.num_blocks = 4;
+  int32_t blocks[2] = {-1, -1};
+  MUST(kvfolio_block_store_create(&four, NULL, &w.blocks, &g_error));
+  MUST(kvfolio_block_store_allocate(w.blocks, blocks, 2, &g_error));
+  CHECK(blocks[0] == 0 && blocks[1] == 1);
+  MUST(kvfolio_block_store_hold(w.blocks, blocks, 1, &g_error));
   make_sequences();
 }
 
@@ -142,6 +156,8 @@ int main(void) {
   hostile_kernels();
   hostile_attention();
   hostile_token_store();
+  hostile_block_store();
+  hostile_gather_sequence();
   CHECK(num_hostile >= 200);
   // And the world works still.
   MUST(kvfolio_check_invariants(w.manager, &g_error));
@@ -149,6 +165,7 @@ int main(void) {
   MUST(kvfolio_close(w.manager, w.open, &g_error));
   MUST(kvfolio_check_invariants(w.manager, &g_error));
   kvfolio_token_store_destroy(w.store);
+  kvfolio_block_store_destroy(w.blocks);
   kvfolio_view_destroy(w.no_v_view);
   kvfolio_view_destroy(w.view);
   kvfolio_storage_destroy(w.no_v_storage);

@@ -21,9 +21,10 @@ typedef struct {
   kvfolio_storage* no_v_storage;  // K only
   kvfolio_view* view;
   kvfolio_view* no_v_view;
-  kvfolio_token_store* store;  // f16, K only, 6 tokens at most, 2 there
-  kvfolio_sequence open;       // 20 tokens, in the open step
-  kvfolio_sequence idle;       // a fork of it
+  kvfolio_token_store* store;   // f16, K only, 6 tokens at most, 2 there
+  kvfolio_block_store* blocks;  // 4; block 0 has 2 references, block 1 one
+  kvfolio_sequence open;        // 20 tokens, in the open step
+  kvfolio_sequence idle;        // a fork of it
   kvfolio_sequence closed;
   kvfolio_sequence foreign;  // of a manager with another id_tag
   kvfolio_ticket step;       // open
@@ -38,12 +39,14 @@ typedef struct {
     kvfolio_view* view;
     kvfolio_root* root;
     kvfolio_token_store* store;
+    kvfolio_block_store* blocks;
     kvfolio_thread_pool* pool;
     const kvfolio_ended* ended;
     const void* row;
     kvfolio_i32s array;
     kvfolio_step_plan plan;
     kvfolio_group_plan group_plans[2];
+    kvfolio_found found;
     kvfolio_load load;
     kvfolio_sequence_info info;
     kvfolio_group_usage usage;
@@ -82,3 +85,5 @@ void hostile_storage(void);
 void hostile_kernels(void);
 void hostile_attention(void);
 void hostile_token_store(void);
+void hostile_block_store(void);
+void hostile_gather_sequence(void);

@@ -335,3 +335,93 @@ void hostile_token_store(void) {
   o.head_dim_k = o.num_kv_heads = 1 << 20;
   BAD(kvfolio_token_store_create(&o, NULL, &w.out.store, E));
 }
+
+void hostile_block_store(void) {
+  kvfolio_block_store* const s = w.blocks;
+  int32_t* const out = w.out.i32s;
+  const int32_t own = 1;
+  const int32_t shared = 0;
+  const int32_t unused = 3;
+  const int32_t beyond = 4;
+  const int32_t twice[2] = {1, 1};
+  const int64_t bytes = kvfolio_block_store_block_image_bytes(s);
+  BAD(kvfolio_block_store_allocate(s, out, 3, E));  // 2 are free
+  BAD(kvfolio_block_store_allocate(s, out, -1, E));
+  BAD(kvfolio_block_store_allocate(s, out, INT64_MAX, E));
+  BAD(kvfolio_block_store_allocate(s, NULL, 1, E));
+  BAD(kvfolio_block_store_allocate(NULL, out, 1, E));
+  BAD(kvfolio_block_store_hold(s, &unused, 1, E));
+  BAD(kvfolio_block_store_hold(s, &beyond, 1, E));
+  BAD(kvfolio_block_store_hold(s, NULL, 1, E));
+  BAD(kvfolio_block_store_hold(NULL, &own, 1, E));
+  BAD(kvfolio_block_store_release(s, &unused, 1, E));
+  BAD(kvfolio_block_store_release(s, twice, 2, E));
+  BAD(kvfolio_block_store_release(s, &own, -1, E));
+  BAD(kvfolio_block_store_release(NULL, &own, 1, E));
+  BAD(kvfolio_block_store_make_writable(s, unused, out, E));
+  BAD(kvfolio_block_store_make_writable(s, INT32_MIN, out, E));
+  BAD(kvfolio_block_store_make_writable(s, shared, NULL, E));
+  BAD(kvfolio_block_store_make_writable(NULL, own, out, E));
+  BAD(kvfolio_block_store_ref_count(s, beyond, out, E));
+  BAD(kvfolio_block_store_ref_count(s, -1, out, E));
+  BAD(kvfolio_block_store_ref_count(s, own, NULL, E));
+  BAD(kvfolio_block_store_read(s, &unused, 1, w.out.floats, bytes, E));
+  BAD(kvfolio_block_store_read(s, &own, 1, w.out.floats, bytes - 1, E));
+  BAD(kvfolio_block_store_read(s, &own, 1, w.out.floats, -1, E));
+  BAD(kvfolio_block_store_read(s, &own, 1, NULL, bytes, E));
+  BAD(kvfolio_block_store_read(NULL, &own, 1, w.out.floats, bytes, E));
+  BAD(kvfolio_block_store_write(s, &shared, 1, w.k, bytes, E));
+  BAD(kvfolio_block_store_write(s, &unused, 1, w.k, bytes, E));
+  BAD(kvfolio_block_store_write(s, &own, 1, w.k, bytes + 1, E));
+  BAD(kvfolio_block_store_view(s, NULL, E));
+  BAD(kvfolio_block_store_view(NULL, &w.out.view, E));
+  BAD(kvfolio_block_store_create(NULL, NULL, &w.out.blocks, E));
+  kvfolio_group_spec group = small_group();
+  BAD(kvfolio_block_store_create(&group, NULL, NULL, E));
+  group.num_blocks = 0;
+  BAD(kvfolio_block_store_create(&group, NULL, &w.out.blocks, E));
+  group.num_blocks = group.head_dim_k = group.num_kv_heads = 1 << 20;
+  BAD(kvfolio_block_store_create(&group, NULL, &w.out.blocks, E));
+  CHECK(kvfolio_block_store_num_free(NULL) == 0 && kvfolio_block_store_num_blocks(NULL) == 0);
+  CHECK(kvfolio_block_store_memory_bytes(NULL) == 0);
+  CHECK(kvfolio_block_store_block_image_bytes(NULL) == 0);
+  CHECK(kvfolio_block_store_describe(NULL, NULL, 0) == 0);
+  CHECK(kvfolio_token_store_describe(NULL, NULL, 0) == 0);
+  kvfolio_block_store_destroy(NULL);
+}
+
+void hostile_gather_sequence(void) {
+  const kvfolio_manager* const m = w.manager;
+  float* const out = w.out.floats;
+  kvfolio_rows rows = {
+      .struct_size = sizeof rows, .num_tokens = 2, .num_heads = 1, .head_dim = kDim};
+  kvfolio_rows more = rows;
+  more.num_tokens = 3;
+#define GATHER(manager, sequence, group, layer, first, k, k_rows, v, v_rows) \
+  BAD(kvfolio_gather_sequence(manager, sequence, group, layer, first, k, k_rows, v, v_rows, E))
+  GATHER(NULL, w.open, 0, 0, 0, out, &rows, NULL, NULL);
+  GATHER(m, w.closed, 0, 0, 0, out, &rows, NULL, NULL);
+  GATHER(m, w.foreign, 0, 0, 0, out, &rows, NULL, NULL);
+  GATHER(m, 0, 0, 0, 0, out, &rows, NULL, NULL);
+  GATHER(m, w.open, 2, 0, 0, out, &rows, NULL, NULL);
+  GATHER(m, w.open, -1, 0, 0, out, &rows, NULL, NULL);
+  GATHER(m, w.open, 0, 1, 0, out, &rows, NULL, NULL);
+  GATHER(m, w.open, 0, -1, 0, out, &rows, NULL, NULL);
+  GATHER(m, w.open, 0, 0, -1, out, &rows, NULL, NULL);
+  GATHER(m, w.open, 0, 0, 20, out, &rows, NULL, NULL);  // 21 tokens
+  GATHER(m, w.open, 0, 0, INT32_MAX, out, &rows, NULL, NULL);
+  GATHER(m, w.open, 1, 0, 0, out, &rows, NULL, NULL);  // the window has dropped them
+  GATHER(m, w.open, 0, 0, 0, out, NULL, NULL, NULL);
+  GATHER(m, w.open, 0, 0, 0, out, &rows, out + 64, &more);
+  rows.num_tokens = -1;
+  GATHER(m, w.open, 0, 0, 0, out, &rows, NULL, NULL);
+  rows.num_tokens = INT32_MAX;
+  GATHER(m, w.open, 0, 0, 0, out, &rows, NULL, NULL);
+  rows.num_tokens = 2;
+  rows.head_dim = kDim - 1;
+  GATHER(m, w.open, 0, 0, 0, out, &rows, NULL, NULL);
+  rows.head_dim = kDim;
+  rows.struct_size = 2;
+  GATHER(m, w.open, 0, 0, 0, out, &rows, NULL, NULL);
+#undef GATHER
+}

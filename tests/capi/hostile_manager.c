@@ -101,29 +101,35 @@ void hostile_creation(void) {
 
 static void bad_prompts(void) {
   kvfolio_sequence* const out = &w.out.id;
+  kvfolio_found* const found = &w.out.found;
   int32_t* const cached = &w.out.i32;
-  BAD(kvfolio_open(NULL, NULL, w.tokens, 5, NULL, 0, NULL, out, cached, E));
-  BAD(kvfolio_open(M, NULL, w.tokens, -1, NULL, 0, NULL, out, cached, E));
-  BAD(kvfolio_open(M, NULL, w.tokens, INT64_MAX, NULL, 0, NULL, out, cached, E));
-  BAD(kvfolio_open(M, NULL, NULL, 5, NULL, 0, NULL, out, cached, E));
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, cached, E));
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 1, NULL, out, cached, E));
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, INT64_MIN, NULL, out, cached, E));
+  BAD(kvfolio_open(NULL, NULL, w.tokens, 5, NULL, 0, NULL, out, found, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, -1, NULL, 0, NULL, out, found, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, INT64_MAX, NULL, 0, NULL, out, found, E));
+  BAD(kvfolio_open(M, NULL, NULL, 5, NULL, 0, NULL, out, found, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, found, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 1, NULL, out, found, E));
+  kvfolio_found bad_size = {.struct_size = 3};
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, NULL, out, &bad_size, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 5, NULL, 0, NULL, 1, 0, &bad_size, NULL, 0, E));
+  bad_size.struct_size = UINT32_MAX;
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, NULL, out, &bad_size, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, INT64_MIN, NULL, out, found, E));
   kvfolio_open_options o = {.struct_size = sizeof o, .publish = 3};
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, found, E));
   o.publish = 0;
   o.max_tokens = -1;
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, found, E));
   o.max_tokens = 4;
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, found, E));
   o.struct_size = 2;
   BAD(kvfolio_probe(M, NULL, w.tokens, 5, NULL, 0, &o, cached, E));
   kvfolio_media_span media[2] = {{.struct_size = sizeof media[0], .begin = -1, .end = INT_MAX},
                                  {.struct_size = sizeof media[0], .begin = 3, .end = 2}};
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 1, NULL, out, cached, E));
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, media + 1, 1, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 1, NULL, out, found, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, media + 1, 1, NULL, out, found, E));
   media[0].struct_size = 0;
-  BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 2, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 2, NULL, out, found, E));
   BAD(kvfolio_probe(NULL, NULL, w.tokens, 5, NULL, 0, NULL, cached, E));
   BAD(kvfolio_probe(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, E));
   BAD(kvfolio_probe(M, NULL, w.tokens, -5, NULL, 0, NULL, cached, E));
@@ -247,9 +253,10 @@ void hostile_room(void) {
   BAD(kvfolio_admit(M, &w.idle, ones, 99999, E));
   BAD(kvfolio_admit(M, twice, ones, 2, E));
   BAD(kvfolio_admit(M, NULL, ones, 2, E));
-  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, much, 0, &w.out.i32, NULL, 0, E));
-  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, -1, 0, &w.out.i32, NULL, 0, E));
-  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, -1, &w.out.i32, NULL, 0, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, much, 0, &w.out.found, NULL, 0,
+                           E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, -1, 0, &w.out.found, NULL, 0, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, -1, &w.out.found, NULL, 0, E));
   BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, 0, NULL, w.out.i32s, 3, E));
   BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, 0, NULL, w.out.i32s, -1, E));
   BAD(kvfolio_admit_sequence(M, w.idle, much, 1, w.out.i32s, 1, E));

@@ -226,15 +226,15 @@ static const kvfolio_open_options kOpen = {.struct_size = sizeof kOpen,
                                            .announce = 1};
 static void run_open(void* given, char* text) {
   kvfolio_sequence opened = 0;
-  int32_t cached = -1;
+  kvfolio_found found = {.struct_size = sizeof found};
   const int32_t code =
-      kvfolio_open(manager, NULL, kTokens, 8, NULL, 0, given, &opened, &cached, &g_error);
+      kvfolio_open(manager, NULL, kTokens, 8, NULL, 0, given, &opened, &found, &g_error);
   kvfolio_sequence_info info = {.struct_size = sizeof info};
   if (code == 0) {
     MUST(kvfolio_info(manager, opened, &info, &g_error));
     MUST(kvfolio_close(manager, opened, &g_error));
   }
-  say(text, code, "%d %d %d %d %d", cached, info.has_caller_id, (int)info.caller_id,
+  say(text, code, "%d %d %d %d %d", found.cached_tokens, info.has_caller_id, (int)info.caller_id,
       info.max_tokens, info.priority);
 }
 
@@ -387,6 +387,16 @@ static void give_load(void* out, char* text) {
   say(text, kvfolio_begin_load(made, opened, kTokens, 8, 8, out, &g_error), "");
   kvfolio_manager_destroy(made);
 }
+// Twins: what the first one announces.
+static void give_found(void* out, char* text) {
+  kvfolio_manager* made = NULL;
+  kvfolio_sequence opened = 0;
+  const kvfolio_open_options announces = {.struct_size = sizeof announces, .announce = 1};
+  MUST(kvfolio_manager_create(&group, 1, NULL, &made, &g_error));
+  MUST(kvfolio_open(made, NULL, kTokens, 8, NULL, 0, &announces, &opened, NULL, &g_error));
+  say(text, kvfolio_open(made, NULL, kTokens, 8, NULL, 0, NULL, &opened, out, &g_error), "");
+  kvfolio_manager_destroy(made);
+}
 static void give_media(void* out, char* text) {
   kvfolio_manager* made = NULL;
   kvfolio_sequence opened = 0;
@@ -433,6 +443,7 @@ const StructCase kStructCases[] = {
     CASE(kvfolio_manager_options, kvfolio_get_options, &kNothing, kOutput, give_options),
     CASE(kvfolio_group_plan, kvfolio_plan, &kNothing, kOutput, give_group_plan),
     CASE(kvfolio_step_plan, kvfolio_plan, &kNothing, kOutput, give_plan),
+    CASE(kvfolio_found, kvfolio_open, &kNothing, kOutput, give_found),
     CASE(kvfolio_load, kvfolio_begin_load, &kNothing, kOutput, give_load),
     CASE(kvfolio_media_span, kvfolio_prefix_of, &kNothing, kOutput, give_media),
     CASE(kvfolio_sequence_info, kvfolio_info, &kNothing, kOutput, give_info),

@@ -22,10 +22,10 @@ static int32_t fail(kvfolio_error* error) {
   const kvfolio_group_spec group = small_group();
   kvfolio_manager* manager = NULL;
   MUST(kvfolio_manager_create(&group, 1, NULL, &manager, &g_error));
-  int32_t cached = 0;
+  kvfolio_found found = {.struct_size = sizeof found};
   static int32_t tokens[100];
-  const int32_t code = kvfolio_admit_prompt(manager, NULL, tokens, 100, NULL, 0, NULL, 0, 0,
-                                            &cached, NULL, 0, error);
+  const int32_t code =
+      kvfolio_admit_prompt(manager, NULL, tokens, 100, NULL, 0, NULL, 0, 0, &found, NULL, 0, error);
   kvfolio_manager_destroy(manager);
   return code;
 }

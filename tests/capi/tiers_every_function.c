@@ -68,10 +68,10 @@ static kvfolio_sequence open_named(kvfolio_manager* manager, uint64_t caller_id)
   const kvfolio_open_options options = {
       .struct_size = sizeof options, .has_caller_id = 1, .caller_id = caller_id};
   kvfolio_sequence sequence = 0;
-  int32_t cached = 0;
-  MUST(kvfolio_open(manager, NULL, prompt, kTokens, NULL, 0, &options, &sequence, &cached,
-                    &g_error));
-  toy_compute(manager, sequence, prompt, cached, kTokens);
+  kvfolio_found found = {.struct_size = sizeof found};
+  MUST(
+      kvfolio_open(manager, NULL, prompt, kTokens, NULL, 0, &options, &sequence, &found, &g_error));
+  toy_compute(manager, sequence, prompt, found.cached_tokens, kTokens);
   return sequence;
 }
 

@@ -57,10 +57,9 @@ void toy_compute(kvfolio_manager* manager, kvfolio_sequence sequence, const int3
 
 void toy_say(kvfolio_manager* manager, const int32_t* tokens, int32_t num_tokens) {
   kvfolio_sequence sequence = 0;
-  int32_t cached = 0;
-  MUST(
-      kvfolio_open(manager, NULL, tokens, num_tokens, NULL, 0, NULL, &sequence, &cached, &g_error));
-  toy_compute(manager, sequence, tokens, cached, num_tokens);
+  kvfolio_found found = {.struct_size = sizeof found};
+  MUST(kvfolio_open(manager, NULL, tokens, num_tokens, NULL, 0, NULL, &sequence, &found, &g_error));
+  toy_compute(manager, sequence, tokens, found.cached_tokens, num_tokens);
   MUST(kvfolio_close(manager, sequence, &g_error));
 }
 

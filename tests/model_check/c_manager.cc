@@ -219,15 +219,17 @@ Result<Opened> CManager::open(std::span<const std::int32_t> tokens, const OpenOp
   const CPrompt prompt(options);
   if (!prompt.status.ok()) return prompt.status;
   kvfolio_sequence sequence = 0;
-  Opened opened;
-  const Status status = answer.status(kvfolio_open(
-      get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(), prompt.num_media(),
-      &prompt.open, &sequence, &opened.cached_tokens, answer.error()));
+  kvfolio_found found{};
+  found.struct_size = sizeof(found);
+  const Status status = answer.status(
+      kvfolio_open(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
+                   prompt.num_media(), &prompt.open, &sequence, &found, answer.error()));
   if (record_.is_on())
-    record_("open", status, Numbers(tokens, options), Numbers(sequence, opened.cached_tokens));
+    record_("open", status, Numbers(tokens, options), Numbers(sequence, found.cached_tokens));
   if (!status.ok()) return status;
-  opened.sequence = SequenceId(sequence);
-  return opened;
+  return Opened{.sequence = SequenceId(sequence),
+                .cached_tokens = found.cached_tokens,
+                .soon = {found.soon_tokens, SequenceId(found.soon_by)}};
 }
 
 Result<std::int32_t> CManager::probe(std::span<const std::int32_t> tokens,
@@ -576,10 +578,14 @@ Result<Admission> CManager::admit(std::span<const std::int32_t> tokens, const Op
   const CPrompt prompt(options);
   if (!prompt.status.ok()) return prompt.status;
   Admission admission;
-  const Status status = answer.status(kvfolio_admit_prompt(
-      get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(), prompt.num_media(),
-      &prompt.open, num_more, chunks.most_per_step, &admission.cached_tokens,
-      admission.blocks.data(), kvfolio_num_groups(get()), answer.error()));
+  kvfolio_found found{};
+  found.struct_size = sizeof(found);
+  const Status status = answer.status(
+      kvfolio_admit_prompt(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
+                           prompt.num_media(), &prompt.open, num_more, chunks.most_per_step, &found,
+                           admission.blocks.data(), kvfolio_num_groups(get()), answer.error()));
+  admission.cached_tokens = found.cached_tokens;
+  admission.soon = {found.soon_tokens, SequenceId(found.soon_by)};
   if (record_.is_on() && chunks.most_per_step == 0)
     record_("admit_prompt", status, Numbers(tokens, options, num_more),
             Numbers(admission.cached_tokens,

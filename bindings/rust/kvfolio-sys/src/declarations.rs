@@ -108,6 +108,13 @@ pub struct kvfolio_token_store {
     _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
 }
 
+/// A handle: only pointers to it exist.
+#[repr(C)]
+pub struct kvfolio_block_store {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_shortage {
@@ -577,6 +584,35 @@ impl kvfolio_open_options {
 impl Default for kvfolio_open_options {
     fn default() -> kvfolio_open_options {
         kvfolio_open_options::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_found {
+    pub struct_size: u32,
+    pub cached_tokens: i32,
+    pub soon_tokens: i32,
+    pub reserved: i32,
+    pub soon_by: kvfolio_sequence,
+}
+
+impl kvfolio_found {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_found {
+        kvfolio_found {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            cached_tokens: 0,
+            soon_tokens: 0,
+            reserved: 0,
+            soon_by: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_found {
+    fn default() -> kvfolio_found {
+        kvfolio_found::new()
     }
 }
 
@@ -1263,7 +1299,7 @@ extern "C" {
     pub fn kvfolio_manager_storage(manager: *mut kvfolio_manager) -> *mut kvfolio_storage;
     pub fn kvfolio_root_create(model: *const c_char, model_bytes: i64, adapter: *const c_char, adapter_bytes: i64, adapter_version: *const c_char, adapter_version_bytes: i64, tenant_salt: *const c_char, tenant_salt_bytes: i64, epoch: u64, out: *mut *mut kvfolio_root, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_root_destroy(root: *mut kvfolio_root);
-    pub fn kvfolio_open(manager: *mut kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, out: *mut kvfolio_sequence, cached_tokens: *mut i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_open(manager: *mut kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, out: *mut kvfolio_sequence, found: *mut kvfolio_found, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_probe(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, cached_tokens: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_soon(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, soon_tokens: *mut i32, by: *mut kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_open_unnamed(manager: *mut kvfolio_manager, root: *const kvfolio_root, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, out: *mut kvfolio_sequence, error: *mut kvfolio_error) -> i32;
@@ -1295,7 +1331,7 @@ extern "C" {
     pub fn kvfolio_fail(manager: *mut kvfolio_manager, ticket: kvfolio_ticket, ended: *mut *const kvfolio_ended, num_ended: *mut i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_accept(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, num_accepted: i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_admit(manager: *mut kvfolio_manager, sequences: *const kvfolio_sequence, num_tokens: *const i64, num_sequences: i64, error: *mut kvfolio_error) -> i32;
-    pub fn kvfolio_admit_prompt(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, num_more: i64, most_per_step: i64, cached_tokens: *mut i32, blocks: *mut i32, num_groups: i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_admit_prompt(manager: *const kvfolio_manager, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, options: *const kvfolio_open_options, num_more: i64, most_per_step: i64, found: *mut kvfolio_found, blocks: *mut i32, num_groups: i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_admit_sequence(manager: *const kvfolio_manager, sequence: kvfolio_sequence, num_tokens: i64, most_per_step: i64, blocks: *mut i32, num_groups: i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_reserve(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, num_tokens: i64, most_per_step: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_evict(manager: *mut kvfolio_manager, group: i32, num_blocks: i32, evicted: *mut i32, capacity: i64, num_evicted: *mut i32, error: *mut kvfolio_error) -> i32;
@@ -1351,6 +1387,7 @@ extern "C" {
     pub fn kvfolio_op_log_destroy(log: *mut kvfolio_op_log);
     pub fn kvfolio_append_rows(cache: *mut kvfolio_view, layer: i32, k: *const c_void, k_rows: *const kvfolio_rows, v: *const c_void, v_rows: *const kvfolio_rows, slots: *const i32, num_slots: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_gather(cache: *const kvfolio_view, block_table: *const i32, num_entries: i64, options: *const kvfolio_gather_options, k: *mut c_void, k_rows: *const kvfolio_rows, v: *mut c_void, v_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_gather_sequence(manager: *const kvfolio_manager, sequence: kvfolio_sequence, group: i32, layer: i32, first: i32, k: *mut c_void, k_rows: *const kvfolio_rows, v: *mut c_void, v_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_write_token(cache: *mut kvfolio_view, layer: i32, head: i32, slot: i32, dtype: i32, k: *const c_void, v: *const c_void, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_read_token(cache: *const kvfolio_view, layer: i32, head: i32, slot: i32, dtype: i32, k: *mut c_void, v: *mut c_void, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_copy_blocks(cache: *mut kvfolio_view, src: *const i32, dst: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
@@ -1381,4 +1418,20 @@ extern "C" {
     pub fn kvfolio_token_store_memory_bytes(store: *const kvfolio_token_store) -> i64;
     pub fn kvfolio_token_store_bytes_used(store: *const kvfolio_token_store) -> i64;
     pub fn kvfolio_token_store_view(store: *const kvfolio_token_store, out: *mut *mut kvfolio_view, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_token_store_describe(store: *const kvfolio_token_store, out: *mut c_char, capacity: i64) -> i64;
+    pub fn kvfolio_block_store_create(group: *const kvfolio_group_spec, resource: *const kvfolio_memory_resource, out: *mut *mut kvfolio_block_store, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_destroy(store: *mut kvfolio_block_store);
+    pub fn kvfolio_block_store_allocate(store: *mut kvfolio_block_store, out: *mut i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_hold(store: *mut kvfolio_block_store, blocks: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_release(store: *mut kvfolio_block_store, blocks: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_make_writable(store: *mut kvfolio_block_store, block: i32, out: *mut i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_ref_count(store: *const kvfolio_block_store, block: i32, out: *mut i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_read(store: *const kvfolio_block_store, blocks: *const i32, num_blocks: i64, images: *mut c_void, image_bytes: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_write(store: *mut kvfolio_block_store, blocks: *const i32, num_blocks: i64, images: *const c_void, image_bytes: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_num_blocks(store: *const kvfolio_block_store) -> i32;
+    pub fn kvfolio_block_store_num_free(store: *const kvfolio_block_store) -> i32;
+    pub fn kvfolio_block_store_block_image_bytes(store: *const kvfolio_block_store) -> i64;
+    pub fn kvfolio_block_store_memory_bytes(store: *const kvfolio_block_store) -> i64;
+    pub fn kvfolio_block_store_view(store: *const kvfolio_block_store, out: *mut *mut kvfolio_view, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_store_describe(store: *const kvfolio_block_store, out: *mut c_char, capacity: i64) -> i64;
 }

@@ -198,6 +198,16 @@ pub(crate) fn invalid<T>(message: String) -> Result<T> {
     Err(Error::InvalidArgument(message))
 }
 
+/// The text that a `*_describe()` of C gives: it takes a buffer and its size, and returns the bytes
+/// of the whole text without the 0 at its end.
+pub(crate) fn text_of(describe: impl Fn(*mut c_char, i64) -> i64) -> String {
+    let length = describe(std::ptr::null_mut(), 0) as usize;
+    let mut text = vec![0u8; length + 1];
+    describe(text.as_mut_ptr().cast(), text.len() as i64);
+    text.truncate(length);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
 /// Calls C and turns what it says into a `Result`. `f` passes on the pointer that it is given.
 #[inline]
 pub(crate) fn call(f: impl FnOnce(*mut sys::kvfolio_error) -> i32) -> Result<()> {

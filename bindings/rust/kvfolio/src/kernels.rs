@@ -10,7 +10,7 @@ use crate::spec::count;
 use crate::storage::check_pairs;
 use crate::threads::{self, Executor};
 use crate::view::{View, ViewMut};
-use crate::{sys, DType, Error, GroupSpec, Result};
+use crate::{sys, DType, Error, GroupSpec, Manager, Result, Sequence};
 use std::ffi::CString;
 use std::mem::size_of;
 use std::os::raw::c_void;
@@ -572,4 +572,58 @@ pub fn merge_states(a: State, b: State, out: RowsMut, lse: Option<RowsMut>) -> R
             error,
         )
     })
+}
+
+/// # K and V of a sequence
+impl Manager {
+    /// Copies positions `first, first + 1, ...` of a sequence to as many rows as `k` and `v` have,
+    /// from one layer, out of the storage of the cache. `None` is not written. What the open step
+    /// appends counts, once its K and V are written. `Unsupported`: ids only.
+    ///
+    /// ```
+    /// use kvfolio::{Cache, GroupSpec, Options, Rows, RowsMut, Storage};
+    ///
+    /// let group = GroupSpec { head_dim_k: 2, head_dim_v: 2, num_blocks: 4, ..GroupSpec::default() };
+    /// let mut cache = Cache::with_storage(Storage::new(&[group])?, &Options::default())?;
+    /// let a = cache.open(&[], &Default::default())?.sequence;
+    /// let mut step = cache.begin_step()?;
+    /// step.append(a, &[7, 8])?;
+    /// let mut plan = step.plan(&Default::default())?;
+    /// let rows = Rows::f32(&[1.0, 2.0, 3.0, 4.0], [2, 1, 2]);
+    /// let slots = plan.group(0).slot_mapping();
+    /// plan.view_mut(0)?.append_rows(0, rows, Some(rows), slots)?;
+    /// step.finish()?;
+    /// let (mut k, mut v) = ([0.0f32; 4], [0.0f32; 2]);
+    /// cache.gather(a, 0, 0, 0, Some(RowsMut::f32(&mut k, [2, 1, 2])), None)?;
+    /// cache.gather(a, 0, 0, 1, None, Some(RowsMut::f32(&mut v, [1, 1, 2])))?;
+    /// assert_eq!((k, v), ([1.0, 2.0, 3.0, 4.0], [3.0, 4.0]));
+    /// let none = RowsMut::f32(&mut [], [0, 1, 2]);
+    /// let error = cache.gather(a, 0, 0, 0, Some(none), Some(RowsMut::f32(&mut v, [1, 1, 2])));
+    /// assert_eq!(error.unwrap_err().message(), "gather: 1 rows of v for 0 of k");
+    /// # Ok::<(), kvfolio::Error>(())
+    /// ```
+    pub fn gather(
+        &self,
+        sequence: Sequence,
+        group: i32,
+        layer: i32,
+        first: i32,
+        k: Option<RowsMut>,
+        v: Option<RowsMut>,
+    ) -> Result<()> {
+        for (rows, name) in [(&k, "k"), (&v, "v")] {
+            if let Some(rows) = rows {
+                rows.check(name)?;
+            }
+        }
+        let this = self.raw.as_ptr();
+        let (k, k_rows) = or_null_mut(k.as_ref());
+        let (v, v_rows) = or_null_mut(v.as_ref());
+        let (k_rows, v_rows) = (as_pointer(&k_rows), as_pointer(&v_rows));
+        // SAFETY: the rows lie within their slices, as was checked; a const call.
+        call(|error| unsafe {
+            let id = sequence.0;
+            sys::kvfolio_gather_sequence(this, id, group, layer, first, k, k_rows, v, v_rows, error)
+        })
+    }
 }

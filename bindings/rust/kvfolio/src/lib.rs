@@ -69,6 +69,7 @@
 #[macro_use]
 mod mirror;
 
+mod block_store;
 mod error;
 mod ids;
 mod kernels;
@@ -93,6 +94,7 @@ mod token_store;
 mod transfers;
 mod view;
 
+pub use block_store::BlockStore;
 pub use error::{Error, Result, Shortage, Stopped};
 pub use ids::{Hold, Load, Pin, Sequence, Ticket};
 pub use kernels::{

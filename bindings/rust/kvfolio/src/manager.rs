@@ -11,7 +11,7 @@ use crate::prompt::CPrompt;
 use crate::spec::{count, groups_to_c};
 use crate::storage::StorageMut;
 use crate::{
-    sys, Error, GroupSpec, OpLog, OpenOptions, Options, Order, Result, Step, Storage, View,
+    sys, Error, GroupSpec, OpLog, OpenOptions, Options, Order, Result, Soon, Step, Storage, View,
 };
 use std::mem::size_of;
 use std::ops::{Deref, DerefMut};
@@ -24,6 +24,8 @@ pub struct Opened {
     pub sequence: Sequence,
     /// Append the tokens from here on.
     pub cached_tokens: i32,
+    /// What the prompt would find once another sequence has published it: [`Manager::soon`].
+    pub soon: Option<Soon>,
 }
 
 /// Options of the child; `ForkOptions` in `manager_types.h`.
@@ -243,7 +245,7 @@ impl Manager {
     /// what it generated, and append the rest. Allowed while a step is open.
     pub fn open(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<Opened> {
         let p = CPrompt::new(tokens, options);
-        let (mut sequence, mut cached_tokens) = (0, 0);
+        let (mut sequence, mut found) = (0, sys::kvfolio_found::new());
         call(|error| unsafe {
             sys::kvfolio_open(
                 self.raw.as_ptr(),
@@ -254,11 +256,12 @@ impl Manager {
                 p.num_media,
                 &p.options,
                 &mut sequence,
-                &mut cached_tokens,
+                &mut found,
                 error,
             )
         })?;
-        Ok(Opened { sequence: Sequence(sequence), cached_tokens })
+        let soon = Soon::of(found.soon_tokens, found.soon_by);
+        Ok(Opened { sequence: Sequence(sequence), cached_tokens: found.cached_tokens, soon })
     }
 
     /// Opens a sequence that has the same tokens and shares every block: after the prompt's step is

@@ -2,11 +2,10 @@
 //
 // Calls that change nothing. For SAFETY see manager.rs; structs to fill have their size.
 
-use crate::error::call;
+use crate::error::{call, text_of};
 use crate::ids::{Load, Sequence};
 use crate::prompt::CPrompt;
 use crate::{sys, GroupSpec, Manager, OpenOptions, Options, Result};
-use std::ptr::null_mut;
 
 /// What is known of a sequence; `SequenceInfo` in `manager_types.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +136,12 @@ pub struct Soon {
     pub by: Sequence,
 }
 
+impl Soon {
+    pub(crate) fn of(tokens: i32, by: sys::kvfolio_sequence) -> Option<Soon> {
+        (tokens > 0).then_some(Soon { tokens, by: Sequence(by) })
+    }
+}
+
 /// Bytes beside the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
@@ -216,6 +221,10 @@ impl Manager {
     /// let first = cache.open(&prompt, &announces)?.sequence;
     /// let soon = cache.soon(&prompt, &OpenOptions::default())?;
     /// assert_eq!(soon, Some(Soon { tokens: 32, by: first })); // the full blocks
+    /// let admission = cache.admit_prompt(&prompt, &OpenOptions::default(), 0)?;
+    /// assert_eq!(admission.soon, soon); // said there too, and by open()
+    /// let twin = cache.open(&prompt, &OpenOptions::default())?;
+    /// assert_eq!((twin.cached_tokens, twin.soon), (0, soon));
     /// let mut step = cache.begin_step()?;
     /// step.append(first, &prompt)?;
     /// step.finish()?;
@@ -241,7 +250,7 @@ impl Manager {
                 error,
             )
         })?;
-        Ok((soon > 0).then_some(Soon { tokens: soon, by: Sequence(by) }))
+        Ok(Soon::of(soon, by))
     }
 
     /// What is known of a sequence.
@@ -396,12 +405,7 @@ impl Manager {
     /// Text for people, a fact a line.
     pub fn describe(&self) -> String {
         let this = self.raw.as_ptr();
-        let length = unsafe { sys::kvfolio_describe(this, null_mut(), 0) } as usize;
-        let mut text = vec![0u8; length + 1];
-        let capacity = text.len() as i64;
-        unsafe { sys::kvfolio_describe(this, text.as_mut_ptr().cast(), capacity) };
-        text.truncate(length);
-        String::from_utf8_lossy(&text).into_owned()
+        text_of(|out, capacity| unsafe { sys::kvfolio_describe(this, out, capacity) })
     }
 
     /// Counts since creation.

@@ -7,13 +7,15 @@ use crate::ids::{Pin, Sequence};
 use crate::manager::check_pair;
 use crate::prompt::{CPrompt, Root};
 use crate::steps::ended;
-use crate::{sys, Ended, Manager, OpenOptions, Policy, Result};
+use crate::{sys, Ended, Manager, OpenOptions, Policy, Result, Soon};
 
 /// What [`Manager::admit_prompt`] says that a prompt would get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission {
     /// Tokens that the open would find.
     pub cached_tokens: i32,
+    /// What it would find once another sequence has published it: [`Manager::soon`].
+    pub soon: Option<Soon>,
     blocks: [i32; 16],
     num_groups: usize,
 }
@@ -151,7 +153,8 @@ impl Manager {
     ) -> Result<Admission> {
         let p = CPrompt::new(tokens, options);
         let num_groups = self.num_groups as usize;
-        let mut out = Admission { cached_tokens: 0, blocks: [0; 16], num_groups };
+        let mut out = Admission { cached_tokens: 0, soon: None, blocks: [0; 16], num_groups };
+        let mut found = sys::kvfolio_found::new();
         call(|error| unsafe {
             sys::kvfolio_admit_prompt(
                 self.raw.as_ptr(),
@@ -163,12 +166,14 @@ impl Manager {
                 &p.options,
                 num_more,
                 most_per_step,
-                &mut out.cached_tokens,
+                &mut found,
                 out.blocks[..num_groups].as_mut_ptr(),
                 self.num_groups,
                 error,
             )
         })?;
+        out.cached_tokens = found.cached_tokens;
+        out.soon = Soon::of(found.soon_tokens, found.soon_by);
         Ok(out)
     }
 
@@ -180,7 +185,7 @@ impl Manager {
         most_per_step: i64,
     ) -> Result<Admission> {
         let num_groups = self.num_groups as usize;
-        let mut out = Admission { cached_tokens: 0, blocks: [0; 16], num_groups };
+        let mut out = Admission { cached_tokens: 0, soon: None, blocks: [0; 16], num_groups };
         let this = self.raw.as_ptr();
         call(|error| unsafe {
             let blocks = out.blocks[..num_groups].as_mut_ptr();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use crate::error::{call, invalid};
+use crate::error::{call, invalid, text_of};
 use crate::memory::Resource;
 use crate::rows::Element;
 use crate::view::{View, ViewHandle};
@@ -57,6 +57,8 @@ impl Default for TokenStoreOptions {
 /// assert!(store.v_at::<f64>(1).is_err()); // no V
 /// let full = store.append(&[0.0; 6], &[]).unwrap_err();
 /// assert_eq!(full.message(), "append of 2 tokens: full: 3 of 4 tokens");
+/// assert_eq!(store.to_string(), "token store: 3 of 4 tokens of f64, K 1 x 3, no V; \
+///                                1 of 1 blocks of 16 tokens in use, 384 of 384 bytes");
 ///
 /// let copy = store.copy()?; // a deep one, of the blocks in use
 /// store.clear(); // keeps the memory
@@ -87,9 +89,19 @@ unsafe impl Sync for Handle {}
 unsafe impl Send for TokenStore {}
 unsafe impl Sync for TokenStore {}
 
+/// As in C++: "token store: 20 of 64 tokens of f64, K 1 x 8, no V; ...".
+impl std::fmt::Display for TokenStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // SAFETY: a const call.
+        f.write_str(&text_of(|out, n| unsafe {
+            sys::kvfolio_token_store_describe(self.raw(), out, n)
+        }))
+    }
+}
+
 impl std::fmt::Debug for TokenStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "TokenStore({} of {} tokens)", self.len(), self.max_tokens())
+        std::fmt::Display::fmt(self, f)
     }
 }
 

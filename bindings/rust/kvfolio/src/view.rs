@@ -21,6 +21,13 @@ impl ViewHandle {
         Ok(ViewHandle(NonNull::new(out).expect("C gave a view")))
     }
 
+    pub(crate) fn of_block_store(store: *const sys::kvfolio_block_store) -> Result<ViewHandle> {
+        let mut out = null_mut();
+        // SAFETY: the caller has the store.
+        call(|error| unsafe { sys::kvfolio_block_store_view(store, &mut out, error) })?;
+        Ok(ViewHandle(NonNull::new(out).expect("C gave a view")))
+    }
+
     pub(crate) fn of_token_store(store: *const sys::kvfolio_token_store) -> Result<ViewHandle> {
         let mut out = null_mut();
         // SAFETY: the caller has the store.

@@ -17,6 +17,7 @@ layouts! {
     kvfolio_manager_options: struct_size max_sequences max_pins max_steps_in_flight order no_prefix_cache max_sequence_tokens max_runs max_index_tokens max_root_key_bytes max_table_entries hash_seed high_watermark max_root_keys max_media_extents victim_policy id_tag max_transfers list_findable copies_by_host reserved max_announced_tokens;
     kvfolio_media_span: struct_size begin end attends_to_itself content_id;
     kvfolio_open_options: struct_size no_prefix_cache no_look_up publish has_caller_id max_tokens caller_id priority late_names announce reserved;
+    kvfolio_found: struct_size cached_tokens soon_tokens reserved soon_by;
     kvfolio_fork_options: struct_size has_caller_id caller_id priority reserved;
     kvfolio_plan_options: struct_size pad_with_zero no_block_tables changed_entries flashinfer shared_prefixes positions caller_ids;
     kvfolio_i32s: data size;
