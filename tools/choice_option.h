@@ -63,15 +63,16 @@ inline void add_model_option(CLI::App& app, std::string& target) {
 }
 
 inline void add_dtype_option(CLI::App& app, DType& target) {
-  add_choice<DType>(app, "--cache-dtype", target,
-                    {{"f32", DType::kF32},
-                     {"f16", DType::kF16},
-                     {"bf16", DType::kBF16},
-                     {"int8", DType::kInt8},
-                     {"f64", DType::kF64}},
-                    "Element type of keys and values: f32, f16, bf16, int8 (a scale for each token "
-                    "and head), f64 "
-                    "[f32]");
+  add_choice<DType>(
+      app, "--cache-dtype", target,
+      {{"f32", DType::kF32},
+       {"f16", DType::kF16},
+       {"bf16", DType::kBF16},
+       {"int8", DType::kInt8},
+       {"e4m3", DType::kE4M3},
+       {"f64", DType::kF64}},
+      "Element type of keys and values: f32, f16, bf16, int8 and e4m3 (a scale for each "
+      "token and head), f64 [f32]");
 }
 
 inline void add_kernel_option(CLI::App& app, KernelTarget& target) {

@@ -398,7 +398,7 @@ Result<int> generate_or_error(GenerateOptions options) {
       resolve_kernel(model->config(), options.dtype, options.kernel);
   if (!kernel) return kernel.error();
   options.kernel = *kernel;
-  if (!options.format) options.format = auto_format(*kernel, options.block_size);
+  if (!options.format) options.format = auto_format(*kernel, options.dtype, options.block_size);
   const Result<std::vector<Request>> requests =
       collect_requests(options, {.size = model->config().vocab});
   if (!requests) return requests.error();

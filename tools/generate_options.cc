@@ -114,7 +114,7 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
        {"hnd", Format::kHnd},
        {"nhd", Format::kNhd}},
       "How a block lies in memory: auto, granule (of blocks of 16 tokens and multiples), hnd, nhd "
-      "[auto: granule where a fast kernel computes and the block size allows it, else hnd]");
+      "[auto: granule where a fast kernel computes and block size and type allow it, else hnd]");
   add_kernel_option(app, options.kernel);
   app.add_flag_callback(
       "--no-prefix-cache", [&options] { options.prefix_cache = false; },

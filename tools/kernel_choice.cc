@@ -35,10 +35,10 @@ Result<llama::LoadOptions> load_options() {
                                                  ", allowed on this machine: " + allowed);
 }
 
-Format auto_format(KernelTarget kernel, std::int32_t block_size) noexcept {
-  // A fast target takes f32, f16, bf16 and int8 with head dims that are multiples of 8, and so does
-  // the format.
-  const bool granule = kernel != KernelTarget::kReference && block_size % kGranuleTokens == 0;
+Format auto_format(KernelTarget kernel, DType dtype, std::int32_t block_size) noexcept {
+  // A fast target takes head dims that are multiples of 8, and so does the format.
+  const bool granule =
+      kernel != KernelTarget::kReference && fits_granule(dtype) && block_size % kGranuleTokens == 0;
   return granule ? Format::kGranule : Format::kHnd;
 }
 

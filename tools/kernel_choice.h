@@ -20,8 +20,9 @@ Result<KernelTarget> resolve_kernel(const llama::ModelConfig& config, DType dtyp
 // fleet whose machines are to compute the same bits. Not set: the fastest of this machine.
 Result<llama::LoadOptions> load_options();
 
-// granule where a fast target computes and the block size is a multiple of 16, else hnd.
-// `kernel` is resolved.
-[[nodiscard]] Format auto_format(KernelTarget kernel, std::int32_t block_size) noexcept;
+// granule where a fast target computes, the block size is a multiple of 16 and the type fits, else
+// hnd. `kernel` is resolved.
+[[nodiscard]] Format auto_format(KernelTarget kernel, DType dtype,
+                                 std::int32_t block_size) noexcept;
 
 }  // namespace kvfolio::tools

@@ -464,7 +464,7 @@ class Prover {
   [[nodiscard]] llama::CacheShape shape(const Condition& condition) const {
     return {.block_size = condition.block(),
             .dtype = options_.dtype,
-            .format = auto_format(options_.kernel, condition.block())};
+            .format = auto_format(options_.kernel, options_.dtype, condition.block())};
   }
 
   [[nodiscard]] const PromptSet& set(const Condition& condition) const {

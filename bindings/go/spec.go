@@ -17,6 +17,7 @@ const (
 	F16  DType = C.KVFOLIO_F16
 	BF16 DType = C.KVFOLIO_BF16
 	Int8 DType = C.KVFOLIO_INT8 // of caches only: with an f32 scale for each token and head
+	E4M3 DType = C.KVFOLIO_E4M3 // so too: e4m3fn of FP8; not in format Granule
 )
 
 // bytes of an element; 0 is f32.
@@ -26,7 +27,7 @@ func (d DType) bytes() int {
 		return 8
 	case F16, BF16:
 		return 2
-	case Int8:
+	case Int8, E4M3:
 		return 1
 	}
 	return 4

@@ -157,7 +157,7 @@ type BorrowedLayer struct {
 type BorrowedGroup struct {
 	K      Borrowed // [layers, blocks, heads, block size, head dim]
 	V      Borrowed // zero if there is no V of its own
-	KScale Borrowed // Int8 only: f32 [layers, blocks, heads, block size]
+	KScale Borrowed // Int8 and E4M3: f32 [layers, blocks, heads, block size]
 	VScale Borrowed
 	Layers []BorrowedLayer
 }
@@ -337,7 +337,8 @@ func (v *View) V(layer, block, head, offset int) unsafe.Pointer {
 	return C.kvfolio_view_v(v.p(), i32(layer), i32(block), i32(head), i32(offset))
 }
 
-// KScale returns where the f32 scale of a row of K lies; nil if there is none: in caches of Int8 only.
+// KScale returns where the f32 scale of a row of K lies; nil if there is none: in caches
+// of Int8 and E4M3 only.
 func (v *View) KScale(layer, block, head, offset int) unsafe.Pointer {
 	return C.kvfolio_view_k_scale(v.p(), i32(layer), i32(block), i32(head), i32(offset))
 }

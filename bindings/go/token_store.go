@@ -157,7 +157,7 @@ func (t *TokenStore) Gather(begin int, k, v Rows) error {
 }
 
 // At returns the bytes of the row of K of token i where it lies, all heads; ErrUnsupported for
-// Int8. The slice is the store's: valid until Close.
+// Int8 and E4M3. The slice is the store's: valid until Close.
 func (t *TokenStore) At(i int) ([]byte, error) {
 	s := take()
 	var out unsafe.Pointer

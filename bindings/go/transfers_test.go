@@ -192,20 +192,34 @@ func TestTransfersOfBadInputAreRefused(t *testing.T) {
 	equal(t, "the cache", c.Describe(), before)
 }
 
-func TestRowsOfInt8HaveScales(t *testing.T) {
-	storage, err := NewStorage([]GroupSpec{{HeadDimK: 2, HeadDimV: 2, NumBlocks: 4, DType: Int8}}, nil)
-	must(t, err)
-	defer storage.Close()
-	view, err := storage.View(0, -1)
-	must(t, err)
-	defer view.Close()
-	must(t, WriteToken(view, 0, 0, 5, RowsF32([]float32{127, -127}, 1, 1, 2),
-		RowsF32([]float32{0, 254}, 1, 1, 2)))
-	equal(t, "scales", []float32{*(*float32)(view.KScale(0, 0, 0, 5)),
-		*(*float32)(view.VScale(0, 0, 0, 5))}, []float32{1, 2})
-	if view.KScale(0, 4, 0, 0) != nil {
-		t.Fatal("a scale of a block that is not there")
+func TestRowsOfInt8AndE4M3HaveScales(t *testing.T) {
+	for _, of := range []struct {
+		dtype DType
+		most  float32
+		k     [2]byte
+	}{{Int8, 127, [2]byte{127, 129}}, {E4M3, 448, [2]byte{0x7e, 0xfe}}} {
+		storage, err := NewStorage([]GroupSpec{{HeadDimK: 2, HeadDimV: 2, NumBlocks: 4,
+			DType: of.dtype}}, nil)
+		must(t, err)
+		defer storage.Close()
+		view, err := storage.View(0, -1)
+		must(t, err)
+		defer view.Close()
+		must(t, WriteToken(view, 0, 0, 5, RowsF32([]float32{of.most, -of.most}, 1, 1, 2),
+			RowsF32([]float32{0, 2 * of.most}, 1, 1, 2)))
+		equal(t, "scales", []float32{*(*float32)(view.KScale(0, 0, 0, 5)),
+			*(*float32)(view.VScale(0, 0, 0, 5))}, []float32{1, 2})
+		equal(t, "elements", *(*[2]byte)(view.K(0, 0, 0, 5)), of.k)
+		if view.KScale(0, 4, 0, 0) != nil {
+			t.Fatal("a scale of a block that is not there")
+		}
 	}
+}
+
+func TestE4M3IsRefusedInFormatGranule(t *testing.T) {
+	_, err := NewStorage([]GroupSpec{{HeadDimK: 8, HeadDimV: 8, NumBlocks: 4, DType: E4M3,
+		Format: Granule}}, nil)
+	wants(t, err, ErrInvalidArgument)
 }
 
 func TestEveryFunctionOfTheHeaderIsCalled(t *testing.T) {

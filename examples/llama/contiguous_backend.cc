@@ -44,7 +44,7 @@ Result<OffloadOpened> ContiguousBackend::open(std::span<const std::int32_t> /*to
                             static_cast<std::size_t>(dtype_bytes(dtype_));
   arrays->k.resize(bytes);
   arrays->v.resize(bytes);
-  if (dtype_ == DType::kInt8) {
+  if (has_scales(dtype_)) {
     arrays->k_scale.resize(rows * sizeof(float));
     arrays->v_scale.resize(rows * sizeof(float));
   }
@@ -125,7 +125,7 @@ KVView ContiguousBackend::view(Arrays& arrays) const {
               .head_dim_k = config_.head_dim,
               .head_dim_v = config_.head_dim,
               .dtype = dtype_};
-  if (dtype_ != DType::kInt8) return view;
+  if (!has_scales(dtype_)) return view;
   constexpr auto kScale = static_cast<std::int64_t>(sizeof(float));
   view.k_scale_strides = {.layer = kScale * arrays.capacity * config_.num_kv_heads,
                           .block = kScale * kRowBlock,
@@ -139,7 +139,7 @@ KVView ContiguousBackend::view(Arrays& arrays) const {
 
 Status ContiguousBackend::write(Arrays& arrays, std::int32_t layer, const ConstRowsView& k,
                                 const ConstRowsView& v) {
-  if (dtype_ == DType::kInt8) {
+  if (has_scales(dtype_)) {
     // A quantized row has a scale beside it, which only the kernels of a cache know how to write.
     slots_.resize(static_cast<std::size_t>(k.num_tokens));
     std::iota(slots_.begin(), slots_.end(), arrays.length);

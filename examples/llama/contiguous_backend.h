@@ -59,7 +59,7 @@ class ContiguousBackend final : public Backend {
   struct Arrays {
     std::vector<std::byte> k;  // [num_layers, num_kv_heads, capacity, head_dim]
     std::vector<std::byte> v;  // the same
-    // int8: [num_layers, num_kv_heads, capacity], f32.
+    // int8 and e4m3: [num_layers, num_kv_heads, capacity], f32.
     std::vector<std::byte> k_scale;
     std::vector<std::byte> v_scale;
     std::int32_t capacity = 0;  // tokens, a multiple of kRowBlock

@@ -22,6 +22,9 @@ enum class DType : std::int32_t {
   kBF16 = 3,
   // Only for caches: -127 .. 127 times an f32 scale for each token and head, see quantize_scale().
   kInt8 = 4,
+  // Only for caches: e4m3fn of OCP's FP8 times an f32 scale for each token and head, see
+  // quantize_e4m3(). Not in format granule.
+  kE4M3 = 5,
 };
 
 [[nodiscard]] constexpr std::int32_t dtype_bytes(DType dtype) noexcept {
@@ -34,6 +37,7 @@ enum class DType : std::int32_t {
     case DType::kBF16:
       return 2;
     case DType::kInt8:
+    case DType::kE4M3:
       return 1;
   }
   return 0;  // not a DType
@@ -51,8 +55,21 @@ enum class DType : std::int32_t {
       return "bf16";
     case DType::kInt8:
       return "int8";
+    case DType::kE4M3:
+      return "e4m3";
   }
   return "invalid";
+}
+
+// Whether format granule (spec.h) has tiles of it.
+[[nodiscard]] constexpr bool fits_granule(DType dtype) noexcept {
+  return dtype != DType::kF64 && dtype != DType::kE4M3;
+}
+
+// Whether each token and head has an f32 scale of K and one of V. Rows outside of caches are never
+// of such a type.
+[[nodiscard]] constexpr bool has_scales(DType dtype) noexcept {
+  return dtype == DType::kInt8 || dtype == DType::kE4M3;
 }
 
 [[nodiscard]] constexpr std::uint16_t bf16_from_f32(float value) noexcept {
@@ -98,23 +115,53 @@ enum class DType : std::int32_t {
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 
-// int8: a row (one token and head; K and V are separate rows) is converted to f32, and becomes one
-// f32 scale and elements -127 .. 127; a value is element * scale. amax is the largest magnitude of
-// the row: scale = amax / 127, and element = x * (127 / amax), rounded to nearest, ties to even,
-// where each operation is rounded to f32. If amax is below kQuantizeLeast, the row is zeros with
-// scale 0. If the row holds a NaN or an infinity (then amax is that), it is zeros with scale NaN.
-// Nothing else affects the result.
-inline constexpr float kQuantizeLeast = 1e-30f;
+// e4m3fn has no infinity: 448 takes what is larger, an infinity too. Its one NaN is all ones.
+[[nodiscard]] constexpr std::uint8_t e4m3_from_f32(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7f;                                      // NaN
+  if (magnitude >= 0x43e00000u) return static_cast<std::uint8_t>(sign | 0x7eu);  // >= 448
+  if (magnitude < 0x3a800000u) return static_cast<std::uint8_t>(sign);           // < 2^-10
+  if (magnitude < 0x3c800000u) {  // below 2^-6: subnormal, in units of 2^-9
+    const float sum = std::bit_cast<float>(magnitude) + 0x1p14f;  // where the adder rounds to them
+    return static_cast<std::uint8_t>(sign | (std::bit_cast<std::uint32_t>(sum) & 0xfu));
+  }
+  const std::uint32_t rebased = magnitude - 0x3c000000u;  // exponent bias 127 -> 7
+  return static_cast<std::uint8_t>(sign | ((rebased + 0x7ffffu + ((rebased >> 20) & 1u)) >> 20));
+}
 
-[[nodiscard]] constexpr float quantize_scale(float amax) noexcept {
+// Exact, also where subnormals of f32 count as zero.
+[[nodiscard]] constexpr float f32_from_e4m3(std::uint8_t value) noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value & 0x80u) << 24;
+  const std::uint32_t magnitude = value & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude < 8u) {  // subnormal
+    const float number = static_cast<float>(magnitude) * 0x1p-9f;
+    return sign != 0u ? -number : number;
+  }
+  return std::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000u));
+}
+
+// Types with scales: a row (one token and head; K and V are separate rows) is converted to f32, and
+// becomes one f32 scale and elements; a value is element * scale. amax is the largest magnitude of
+// the row, `most` that of an element: scale = amax / most, and element = x * (most / amax), rounded
+// to nearest, ties to even, where each operation is rounded to f32. If amax is below
+// kQuantizeLeast, the row is zeros with scale 0. If the row holds a NaN or an infinity (then amax
+// is that), it is zeros with scale NaN. Nothing else affects the result.
+inline constexpr float kQuantizeLeast = 1e-30f;
+inline constexpr float kInt8Most = 127.0f;
+inline constexpr float kE4M3Most = 448.0f;
+
+[[nodiscard]] constexpr float quantize_scale(float amax, float most = kInt8Most) noexcept {
   if (!(amax <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::quiet_NaN();
-  return amax < kQuantizeLeast ? 0.0f : amax / 127.0f;
+  return amax < kQuantizeLeast ? 0.0f : amax / most;
 }
 
 // What the values of a row are multiplied by; 0 if its elements are all zeros.
-[[nodiscard]] constexpr float quantize_inverse(float amax) noexcept {
+[[nodiscard]] constexpr float quantize_inverse(float amax, float most = kInt8Most) noexcept {
   if (!(amax <= std::numeric_limits<float>::max()) || amax < kQuantizeLeast) return 0.0f;
-  return 127.0f / amax;
+  return most / amax;
 }
 
 // One element of a row whose quantize_inverse() is `inverse`.
@@ -127,6 +174,15 @@ inline constexpr float kQuantizeLeast = 1e-30f;
 
 [[nodiscard]] constexpr float dequantize(std::int8_t element, float scale) noexcept {
   return static_cast<float>(element) * scale;
+}
+
+// The same of e4m3. A zero keeps its sign where `inverse` is not 0.
+[[nodiscard]] constexpr std::uint8_t quantize_e4m3(float x, float inverse) noexcept {
+  return inverse == 0.0f ? std::uint8_t{0} : e4m3_from_f32(x * inverse);
+}
+
+[[nodiscard]] constexpr float dequantize_e4m3(std::uint8_t element, float scale) noexcept {
+  return f32_from_e4m3(element) * scale;
 }
 
 }  // namespace kvfolio

@@ -124,7 +124,8 @@ enum {
   KVFOLIO_F32 = 2,
   KVFOLIO_F16 = 3,
   KVFOLIO_BF16 = 4,
-  KVFOLIO_INT8 = 5  // of caches only: with an f32 scale for each token and head
+  KVFOLIO_INT8 = 5,  // of caches only: with an f32 scale for each token and head
+  KVFOLIO_E4M3 = 6   // so too: e4m3fn; not in format granule
 };
 enum { KVFOLIO_HND = 0, KVFOLIO_NHD = 1, KVFOLIO_GRANULE = 2 };
 enum { KVFOLIO_FULL = 0, KVFOLIO_SLIDING_WINDOW = 1 };

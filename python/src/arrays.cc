@@ -181,7 +181,7 @@ Array array_of(nb::handle object, const char* name, Access access) {
   return result;
 }
 
-DType dtype_of(const Array& array, const char* name, bool allow_int8) {
+DType dtype_of(const Array& array, const char* name, bool allow_scaled) {
   const nb::dlpack::dtype dtype = array.array.dtype();
   const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
   if (code == nb::dlpack::dtype_code::Float && dtype.bits == 64) return DType::kF64;
@@ -189,10 +189,11 @@ DType dtype_of(const Array& array, const char* name, bool allow_int8) {
   if (code == nb::dlpack::dtype_code::Float && dtype.bits == 16) return DType::kF16;
   if (code == nb::dlpack::dtype_code::Bfloat && dtype.bits == 16) return DType::kBF16;
   if (code == nb::dlpack::dtype_code::UInt && dtype.bits == 16) return DType::kBF16;
-  if (allow_int8 && code == nb::dlpack::dtype_code::Int && dtype.bits == 8) return DType::kInt8;
+  if (allow_scaled && code == nb::dlpack::dtype_code::Int && dtype.bits == 8) return DType::kInt8;
+  if (allow_scaled && code == nb::dlpack::dtype_code::UInt && dtype.bits == 8) return DType::kE4M3;
   raise_type(std::string(name) + ": " + text_of(array.array) +
              ", wanted: float64, float32, float16, bfloat16 or uint16 (the bits of bfloat16)" +
-             (allow_int8 ? " or int8" : ""));
+             (allow_scaled ? ", int8 or uint8 (the bits of e4m3)" : ""));
 }
 
 namespace {

@@ -226,7 +226,7 @@ void add_kernels(nb::module_& m) {
                 "layer: int = 0) -> None"),
         "Writes row t of k and v, [tokens, num_kv_heads, head_dim] each, to slots[t] of a layer; "
         "-1: the row is skipped. Of equal slots the last one wins. v is None if the cache stores "
-        "no V of its own. Rows have any strides and any element type but int8.");
+        "no V of its own. Rows have any strides and any element type but int8 and e4m3.");
   m.def("gather", &gather_rows, "cache"_a, "block_table"_a, "length"_a, nb::kw_only(),
         "k"_a = nb::none(), "v"_a = nb::none(), "first"_a = Int{0}, "count"_a = nb::none(),
         "layer"_a = Int{0}, "num_layers"_a = Int{1}, "first_head"_a = Int{0},

@@ -303,6 +303,8 @@ nb::dlpack::dtype element_of(DType dtype) {
       return nb::dtype<std::uint16_t>();
     case DType::kInt8:
       return nb::dtype<std::int8_t>();
+    case DType::kE4M3:
+      break;  // its bits
   }
   return nb::dtype<std::uint8_t>();
 }
@@ -341,8 +343,9 @@ void add_view(nb::module_& m) {
       "A view of arrays of one layer, [num_blocks, num_kv_heads, block_size, head_dim], or of all "
       "layers, with an axis in front; any strides that nest, rows contiguous. format granule: "
       "[num_blocks, num_kv_heads, block_size / 16, 16 * head_dim], tiles contiguous and at "
-      "multiples of 64 bytes. int8 also takes float32 scales [num_blocks, num_kv_heads, "
-      "block_size]. uint16 is the bits of bfloat16. \"hnd\" stands for every layout but granule: "
+      "multiples of 64 bytes. int8 and e4m3 also take float32 scales [num_blocks, num_kv_heads, "
+      "block_size]. uint16 is the bits of bfloat16, uint8 those of e4m3. \"hnd\" stands for every "
+      "layout but granule: "
       "the strides say it.");
   const auto number = [&](const char* name, auto field) {
     c.def_prop_ro(name, [field](const View& self) { return self.view.*field; });
@@ -380,7 +383,7 @@ void add_view(nb::module_& m) {
             return array_at(self, self.view.k_scale, self.view.k_scale_strides, DType::kF32, 1, 1);
           },
           nb::sig("def k_scale(self) -> numpy.typing.NDArray[numpy.float32] | None"),
-          "int8: [num_layers, num_blocks, num_kv_heads, block_size].")
+          "int8 and e4m3: [num_layers, num_blocks, num_kv_heads, block_size].")
       .def_prop_ro(
           "v_scale",
           [](const View& self) {

@@ -228,6 +228,22 @@ def test_a_refused_manager_leaves_the_storage():
     assert kv.Manager([kv.GroupSpec(head_dim=8, num_blocks=4)]).storage is None
 
 
+def test_e4m3_is_shown_and_lent_as_its_bits_and_scales():
+    own = kv.Storage([kv.GroupSpec(head_dim=4, num_blocks=2, block_size=4, dtype="e4m3")]).view()
+    k = np.array([[[448, -448, 1, 0.5]], [[0, 0, 0, 896]]], np.float32)
+    kv.append(own, k, k, [3, 5])
+    assert own.k.dtype == np.uint8 and own.dtype == "e4m3"
+    assert own.k[0, 0, 0, 3].tolist() == [0x7E, 0xFE, 0x38, 0x30]
+    assert (own.k_scale[0, 0, 0, 3], own.v_scale[0, 1, 0, 1]) == (1, 2)
+    lent = kv.View.borrow(own.k[0].copy(), own.v[0].copy(), k_scale=own.k_scale[0].copy(),
+                          v_scale=own.v_scale[0].copy())
+    back = np.zeros((1, 1, 4), np.float32)
+    kv.gather(lent, [1, 0], 2, first=1, k=back)
+    assert back.tolist() == [[[0, 0, 0, 896]]]
+    with pytest.raises(TypeError, match="uint8"):
+        kv.append(own, k.astype(np.uint8), k, [0, 1])
+
+
 SPEC = kv.GroupSpec(num_kv_heads=2, head_dim=16, num_blocks=8, block_size=4)
 
 
@@ -247,6 +263,10 @@ SPEC = kv.GroupSpec(num_kv_heads=2, head_dim=16, num_blocks=8, block_size=4)
     (TypeError, "no array", lambda k, v: kv.View.borrow([1.0], v)),
     (kv.InvalidArgument, "k_scale", lambda k, v: kv.View.borrow(k.astype(np.int8),
                                                                 v.astype(np.int8))),
+    (kv.InvalidArgument, "k_scale", lambda k, v: kv.View.borrow(k.astype(np.uint8),
+                                                                v.astype(np.uint8))),
+    (kv.InvalidArgument, "dtype is e4m3", lambda k, v: kv.Storage([kv.GroupSpec(
+        head_dim=16, num_blocks=8, dtype="e4m3", format="granule")])),
     (kv.InvalidArgument, "granule", lambda k, v: kv.View.borrow(k[0], v[0], format="granule")),
     (kv.InvalidArgument, "format is 'hdn'", lambda k, v: kv.View.borrow(k, v, format="hdn")),
     (kv.InvalidArgument, "1 layers are lent, the spec has 2",

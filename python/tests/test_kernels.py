@@ -9,7 +9,8 @@ from conftest import run_step, tokens
 
 # Largest difference from float64 over values of about 1, of docs/kernels.md.
 CACHES = [("f64", "hnd", 1e-6), ("f32", "hnd", 1e-5), ("f32", "nhd", 1e-5), ("f16", "hnd", 1e-5),
-          ("bf16", "granule", 3e-2), ("int8", "hnd", 5e-2), ("int8", "granule", 5e-2)]
+          ("bf16", "granule", 3e-2), ("int8", "hnd", 5e-2), ("int8", "granule", 5e-2),
+          ("e4m3", "hnd", 1e-5), ("e4m3", "nhd", 1e-5)]
 
 
 def reference(q, k, v, scale, causal=True, window=0, sinks=0):

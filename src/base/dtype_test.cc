@@ -80,10 +80,71 @@ TEST(DType, BytesAndNames) {
   EXPECT_EQ(dtype_bytes(DType::kF32), 4);
   EXPECT_EQ(dtype_bytes(DType::kF16), 2);
   EXPECT_EQ(dtype_bytes(DType::kBF16), 2);
+  EXPECT_EQ(dtype_bytes(DType::kInt8), 1);
+  EXPECT_EQ(dtype_bytes(DType::kE4M3), 1);
   EXPECT_EQ(dtype_bytes(static_cast<DType>(17)), 0);
   EXPECT_EQ(std::string(to_string(DType::kF64)) + to_string(DType::kF32) + to_string(DType::kF16) +
-                to_string(DType::kBF16) + to_string(static_cast<DType>(-1)),
-            "f64f32f16bf16invalid");
+                to_string(DType::kBF16) + to_string(DType::kInt8) + to_string(DType::kE4M3) +
+                to_string(static_cast<DType>(-1)),
+            "f64f32f16bf16int8e4m3invalid");
+}
+
+// e4m3fn by its definition: 4 bits of exponent with bias 7, 3 of mantissa, no infinity.
+double value_of_e4m3(std::uint32_t byte) {
+  const int exponent = static_cast<int>(byte >> 3 & 15u);
+  const auto mantissa = static_cast<double>(byte & 7u);
+  if ((byte & 0x7fu) == 0x7fu) return std::numeric_limits<double>::quiet_NaN();
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(1 + mantissa / 8, exponent - 7);
+  return (byte & 0x80u) != 0 ? -magnitude : magnitude;
+}
+
+// The nearest of all, the even one of two; 448 where it is more.
+std::uint8_t nearest_e4m3(double value) {
+  std::uint32_t best = 0;
+  for (std::uint32_t byte = 1; byte <= 0x7eu; ++byte) {
+    const double here = std::fabs(std::fabs(value) - value_of_e4m3(byte));
+    const double there = std::fabs(std::fabs(value) - value_of_e4m3(best));
+    if (here < there || (here == there && byte % 2 == 0)) best = byte;
+  }
+  return static_cast<std::uint8_t>(best | (std::signbit(value) ? 0x80u : 0u));
+}
+
+TEST(E4M3, EveryByteHasTheValueThatItsFieldsSayAndComesBack) {
+  for (std::uint32_t byte = 0; byte < 256; ++byte) {
+    const double expected = value_of_e4m3(byte);
+    const float got = f32_from_e4m3(static_cast<std::uint8_t>(byte));
+    if (std::isnan(expected)) {
+      EXPECT_TRUE(std::isnan(got));
+      EXPECT_EQ(e4m3_from_f32(got), 0x7f);
+    } else {
+      EXPECT_EQ(static_cast<double>(got), expected) << byte;
+      EXPECT_EQ(std::signbit(got), byte >= 128) << byte;
+      EXPECT_EQ(e4m3_from_f32(got), byte);
+    }
+  }
+}
+
+TEST(E4M3, AFloatBecomesTheNearestTiesToEvenAndSaturates) {
+  // Each value, each midpoint and their neighbours; then magnitudes of all kinds.
+  for (std::uint32_t byte = 0; byte <= 0x7eu; ++byte) {
+    const auto value = static_cast<float>(value_of_e4m3(byte));
+    const auto next = static_cast<float>(byte == 0x7eu ? 480 : value_of_e4m3(byte + 1));
+    for (const float x : {value, value + (next - value) / 2}) {
+      for (const float near : {std::nextafter(x, 0.0f), x, std::nextafter(x, 1e9f)}) {
+        ASSERT_EQ(e4m3_from_f32(near), nearest_e4m3(static_cast<double>(near))) << near;
+        ASSERT_EQ(e4m3_from_f32(-near), nearest_e4m3(static_cast<double>(-near))) << -near;
+      }
+    }
+  }
+  for (std::uint32_t bits = 0; bits < 0x7f800000u; bits += 0x1003u) {
+    const auto x = std::bit_cast<float>(bits);
+    ASSERT_EQ(e4m3_from_f32(x), nearest_e4m3(static_cast<double>(x))) << x;
+  }
+  EXPECT_EQ(e4m3_from_f32(std::numeric_limits<float>::infinity()), 0x7e);
+  EXPECT_EQ(e4m3_from_f32(-std::numeric_limits<float>::infinity()), 0xfe);
+  EXPECT_EQ(e4m3_from_f32(std::numeric_limits<float>::max()), 0x7e);
+  static_assert(e4m3_from_f32(-0.0f) == 0x80 && f32_from_e4m3(0x38) == 1.0f);
 }
 
 TEST(DType, EveryHalfHasTheValueThatItsFieldsSay) {

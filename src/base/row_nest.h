@@ -133,7 +133,7 @@ struct ViewParts {
   ViewParts result;
   result.add(view.k, view.k_strides, view.head_dim_k * bytes, num_rows);
   if (own_v) result.add(view.v, view.v_strides, view.head_dim_v * bytes, num_rows);
-  if (view.dtype != DType::kInt8) return result;
+  if (!has_scales(view.dtype)) return result;
   result.add(view.k_scale, view.k_scale_strides, kScaleBytes, view.block_size);
   if (own_v) result.add(view.v_scale, view.v_scale_strides, kScaleBytes, view.block_size);
   return result;

@@ -32,11 +32,10 @@ constexpr std::int64_t kScaleBytes = 4;
 
 // What the dot products of format granule can eat.
 Status check_granule(std::size_t index, const GroupSpec& group) {
-  if (group.dtype == DType::kF64) {
+  if (!fits_granule(group.dtype)) {
     return {ErrorCode::kInvalidArgument,
-            concat("group ", index,
-                   ": dtype is f64, allowed in format granule: f32, f16, bf16, "
-                   "int8")};
+            concat("group ", index, ": dtype is ", std::string_view(to_string(group.dtype)),
+                   ", allowed in format granule: f32, f16, bf16, int8")};
   }
   struct Multiple {
     std::string_view field;
@@ -69,7 +68,7 @@ Status check_group(std::size_t index, const GroupSpec& group) {
   KVFOLIO_RETURN_IF_ERROR(check_range(index, "num_blocks", group.num_blocks, 1, kMaxSlots));
   if (dtype_bytes(group.dtype) == 0) {
     return bad_field(index, "dtype", static_cast<std::int64_t>(group.dtype),
-                     "f64, f32, f16, bf16, int8");
+                     "f64, f32, f16, bf16, int8, e4m3");
   }
   switch (group.format) {
     case Format::kHnd:
@@ -117,7 +116,7 @@ Result<GroupLayout> layout_of(std::size_t index, const GroupSpec& group) {
   const std::int64_t element = dtype_bytes(group.dtype);
   const std::int64_t heads = group.num_kv_heads;
   const std::int64_t own_v = group.v_is_prefix_of_k ? 0 : group.head_dim_v;
-  const bool scaled = group.dtype == DType::kInt8;
+  const bool scaled = has_scales(group.dtype);
   const std::int64_t k_scale = scaled ? kScaleBytes : 0;  // of a row
   const std::int64_t v_scale = own_v > 0 ? k_scale : 0;
   const Checked k_row = Checked(group.head_dim_k) * element;
@@ -254,7 +253,7 @@ KVView make_view(const GroupSpec& spec, const GroupLayout& layout, std::byte* ba
   view.dtype = spec.dtype;
   view.v_is_prefix_of_k = spec.v_is_prefix_of_k;
   view.granule = spec.format == Format::kGranule;
-  if (spec.dtype != DType::kInt8) return view;
+  if (!has_scales(spec.dtype)) return view;
   const KVStrides scales{layout.layer_stride, layout.block_stride, layout.scale_head_stride,
                          layout.scale_token_stride};
   view.k_scale = base + layout.k_scale_offset;

@@ -68,7 +68,7 @@ Status read_shape(std::string_view call, const TokenStoreOptions& options, std::
             concat(call, " of ", num_tokens, " tokens, allowed: 0 to ", kMaxSequenceTokens)};
   }
   out.num_tokens = static_cast<std::int32_t>(num_tokens);
-  const DType own = options.dtype == DType::kInt8 ? DType::kF32 : options.dtype;
+  const DType own = has_scales(options.dtype) ? DType::kF32 : options.dtype;
   return read_dtype(call, "dtype", dtype, own, out.dtype);
 }
 

@@ -264,6 +264,7 @@ double tolerance(DType dtype, double value) {
     case DType::kBF16:
       return 0x1p-8 * size;
     case DType::kInt8:
+    case DType::kE4M3:
       break;  // no type of rows
   }
   return 0;
@@ -295,7 +296,7 @@ TEST(Attention, AgreesWithTheNaiveComputationForEveryFormatElementTypeAndBlockSi
     for (const Format format : kFormats) {
       for (const DType dtype : kCacheDTypes) {
         const bool granule = format == Format::kGranule;
-        if (granule && (dtype == DType::kF64 || block_size % 16 != 0)) continue;
+        if (granule && (!fits_granule(dtype) || block_size % 16 != 0)) continue;
         ++seed;
         SCOPED_TRACE(seed);
         // Decode, a chunk, a whole prompt, and an empty sequence in one batch.
@@ -589,7 +590,7 @@ TEST(AttentionBits, DoNotDependOnBlockSizeFormatOrBlockIds) {
     const Outcome want = attended(s);
     for (const int block_size : {1, 2, 3, 8, 16, 32, 48, 1024}) {
       for (const Format format : kFormats) {
-        if (format == Format::kGranule && (dtype == DType::kF64 || block_size % 16 != 0)) continue;
+        if (format == Format::kGranule && (!fits_granule(dtype) || block_size % 16 != 0)) continue;
         Problem other = s;
         other.block_size = block_size;
         other.format = format;
@@ -747,7 +748,7 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
       {"q is [8 tokens, 4 heads, head_dim 4]", with([](P& p) { p.args.q.head_dim = 4; })},
       {"q is [7 tokens", with([](P& p) { p.args.q.num_tokens = 7; })},
       {"q.data is null", with([](P& p) { p.args.q.data = nullptr; })},
-      {"q.dtype", with([](P& p) { p.args.q.dtype = static_cast<DType>(5); })},
+      {"q.dtype", with([](P& p) { p.args.q.dtype = static_cast<DType>(17); })},
       {"out is [9 tokens", with([](P& p) { p.args.out.num_tokens = 9; })},
       {"out is [8 tokens, 2 heads", with([](P& p) { p.args.out.num_heads = 2; })},
       {"head_dim 5], allowed: [8, 4, 3]", with([](P& p) { p.args.out.head_dim = 5; })},
@@ -1026,6 +1027,75 @@ TEST(KernelTarget, OneThatTheMachineDoesNotRunIsRefusedByName) {
   EXPECT_EQ(target.error().code(), ErrorCode::kUnsupported);
   EXPECT_THAT(target.error().message(), HasSubstr(to_string(foreign)));
   EXPECT_THAT(target.error().message(), HasSubstr("allowed on this machine: reference, "));
+}
+
+// ---- e4m3 --------------------------------------------------------------------------------------
+
+// One token that a query reads: its weight is 1, so the row of V comes out as it was decoded.
+class OneTokenOfE4M3 {
+ public:
+  OneTokenOfE4M3() {
+    for (int d = 0; d < 256; ++d) {
+      // 0x7f and 0xff, the NaNs, are 0 here.
+      const int byte = (d & 0x7f) == 0x7f ? 0 : d;
+      *cache_.at(true, 0, 0, 5, d) = static_cast<std::byte>(byte);
+      *cache_.at(false, 0, 0, 5, d) = std::byte{0};
+      want_.push_back(f32_from_e4m3(static_cast<std::uint8_t>(byte)) * 0.75f);
+    }
+    set_scales(1.0, 0.75);
+    query_.fill(1);
+  }
+  void set_scales(double k, double v) const {
+    testing_cache::store(cache_.scale_at(false, 0, 0, 5), DType::kF32, k);
+    testing_cache::store(cache_.scale_at(true, 0, 0, 5), DType::kF32, v);
+  }
+  [[nodiscard]] std::vector<float> read(KernelTarget target) const {
+    const std::int32_t query_start[] = {0, 1};
+    const std::int32_t kv_lens[] = {6};
+    const std::int32_t table[] = {0};
+    const std::int32_t sinks[] = {0};
+    const std::int32_t first_kept[] = {5};
+    std::vector<std::byte> workspace(1 << 20);
+    TestRows out(1, 1, 256, DType::kF32);
+    AttentionArgs args{.cache = cache_.view, .params = {.scale = 1.0}, .workspace = workspace};
+    args.batch = {query_start, kv_lens, table, 1, sinks, first_kept};
+    args.q = query_.rows;
+    args.out = out.rows;
+    args.target = target;
+    const Status status = attend(args);
+    EXPECT_TRUE(status.ok()) << status.message();
+    std::vector<float> result(256);
+    std::memcpy(result.data(), out.rows.data, 256 * sizeof(float));
+    return result;
+  }
+  [[nodiscard]] const std::vector<float>& want() const { return want_; }
+
+ private:
+  TestCache cache_{{.head_dim_k = 256, .head_dim_v = 256, .dtype = DType::kE4M3, .num_blocks = 1}};
+  TestRows query_{1, 1, 256, DType::kF32};
+  std::vector<float> want_;
+};
+
+TEST(AttentionOfE4M3, EveryTargetDecodesEveryElementExactlyAlsoWhereSubnormalsAreFlushed) {
+  const OneTokenOfE4M3 one;
+  for (const KernelTarget target : kernel_targets()) {
+    EXPECT_EQ(one.read(target), one.want()) << to_string(target);
+#if defined(__SSE__)
+    const testing_cache::FlushesSubnormals flushes;
+    EXPECT_EQ(one.read(target), one.want()) << to_string(target) << ", flushed";
+#endif
+  }
+}
+
+TEST(AttentionOfE4M3, AScaleThatIsNaNReachesWhoReadsItsRow) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  const OneTokenOfE4M3 one;
+  for (const KernelTarget target : kernel_targets()) {
+    for (const auto& [k, v] : {std::pair{kNaN, 1.0}, std::pair{1.0, kNaN}}) {
+      one.set_scales(k, v);
+      for (const float x : one.read(target)) ASSERT_TRUE(std::isnan(x)) << to_string(target);
+    }
+  }
 }
 
 // ---- faults of earlier systems -----------------------------------------------------------------

@@ -58,7 +58,7 @@ void for_each_spec(const std::function<void(const GroupSpec&)>& check) {
           check(spec_of(dtype, format, block_size, 2, true));
           continue;
         }
-        if (dtype == DType::kF64 || block_size % 16 != 0) continue;
+        if (!fits_granule(dtype) || block_size % 16 != 0) continue;
         for (const int head_dim_v : {0, 8, 24}) {
           GroupSpec spec = spec_of(dtype, format, block_size, head_dim_v);
           spec.head_dim_k = 16;
@@ -236,7 +236,7 @@ TEST(Append, EachWrongArgumentIsRefusedAndNothingIsWritten) {
       {"v.data is null", [](GoodAppend& a) { a.v_rows.data = nullptr; }},
       {"k.data is not aligned", [](GoodAppend& a) { a.k_rows.data += 1; }},
       {"v has a stride of 13", [](GoodAppend& a) { a.v_rows.head_stride = 13; }},
-      {"k.dtype is 5", [](GoodAppend& a) { a.k_rows.dtype = static_cast<DType>(5); }},
+      {"k.dtype is 17", [](GoodAppend& a) { a.k_rows.dtype = static_cast<DType>(17); }},
       {"k.dtype is int8, allowed: f64, f32, f16, bf16 (int8 is a type of caches",
        [](GoodAppend& a) { a.k_rows.dtype = DType::kInt8; }},
       {"v.dtype is -1", [](GoodAppend& a) { a.v_rows.dtype = static_cast<DType>(-1); }},

@@ -103,11 +103,11 @@ Status check_rows_of(const KVView& cache, std::string_view name, const std::byte
 Status check_scales(const KVView& cache, std::string_view name, const std::byte* data,
                     const KVStrides& strides) {
   constexpr std::int64_t kScaleBytes = 4;
-  if (cache.dtype != DType::kInt8) {
+  if (!has_scales(cache.dtype)) {
     if (data == nullptr) return {};
     return invalid(concat("cache.", name, " is given for ",
                           std::string_view(to_string(cache.dtype)),
-                          ", allowed: null, scales are of int8 only"));
+                          ", allowed: null, scales are of int8 and e4m3 only"));
   }
   if (cache.granule && strides.token != kScaleBytes) {
     return invalid(concat("cache.", name, "_strides.token is ", strides.token,
@@ -120,8 +120,9 @@ Status check_scales(const KVView& cache, std::string_view name, const std::byte*
 
 // What format granule can be made of.
 Status check_granule(const KVView& cache) {
-  if (cache.dtype == DType::kF64) {
-    return invalid("cache.dtype is f64, allowed in format granule: f32, f16, bf16, int8");
+  if (!fits_granule(cache.dtype)) {
+    return invalid(concat("cache.dtype is ", std::string_view(to_string(cache.dtype)),
+                          ", allowed in format granule: f32, f16, bf16, int8"));
   }
   struct Multiple {
     std::string_view field;
@@ -161,7 +162,7 @@ Status check_view(const KVView& cache) {
   KVFOLIO_RETURN_IF_ERROR(check_size("head_dim_v", cache.head_dim_v, 0));
   if (dtype_bytes(cache.dtype) == 0) {
     return invalid(concat("cache.dtype is ", static_cast<std::int32_t>(cache.dtype),
-                          ", allowed: f64, f32, f16, bf16, int8"));
+                          ", allowed: f64, f32, f16, bf16, int8, e4m3"));
   }
   const std::int64_t slots = std::int64_t{cache.num_blocks} * cache.block_size;
   if (slots > std::numeric_limits<std::int32_t>::max()) {
@@ -192,10 +193,10 @@ Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsSh
     return invalid(concat(name, ".dtype is ", static_cast<std::int32_t>(rows.dtype),
                           ", allowed: f64, f32, f16, bf16"));
   }
-  if (rows.dtype == DType::kInt8) {
-    return invalid(concat(name,
-                          ".dtype is int8, allowed: f64, f32, f16, bf16 (int8 is a type of "
-                          "caches, which have its scales)"));
+  if (has_scales(rows.dtype)) {
+    const std::string_view type = to_string(rows.dtype);
+    return invalid(concat(name, ".dtype is ", type, ", allowed: f64, f32, f16, bf16 (", type,
+                          " is a type of caches, which have its scales)"));
   }
   if (rows.num_tokens != shape.num_tokens || rows.num_heads != shape.num_heads ||
       rows.head_dim != shape.head_dim) {

@@ -60,6 +60,7 @@ ConvertFn convert_from(DType to, Isa isa) {
     case DType::kBF16:
       return convert_elements<From, BF16>(isa);
     case DType::kInt8:
+    case DType::kE4M3:
       break;
   }
   return nullptr;
@@ -92,6 +93,7 @@ ConvertFn convert_fn(DType from, DType to, Isa isa) noexcept {
     case DType::kBF16:
       return convert_from<BF16>(to, isa);
     case DType::kInt8:
+    case DType::kE4M3:
       break;
   }
   return nullptr;

@@ -15,7 +15,8 @@ namespace kvfolio::kernels {
 // Converts n elements. The ranges do not overlap.
 using ConvertFn = void (*)(const std::byte* src, std::byte* dst, std::int64_t n);
 
-// Equal types: a plain copy. int8 is no type of elements alone (see quantize.h): null. Requires:
+// Equal types: a plain copy. What has a scale is no type of elements alone (see
+// quantize.h): null. Requires:
 // both are element types, the processor has the isa.
 [[nodiscard]] ConvertFn convert_fn(DType from, DType to, Isa isa = best_isa()) noexcept;
 

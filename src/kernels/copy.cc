@@ -35,10 +35,10 @@ using kernels::kStageElements;
 // K or V of one block of one layer.
 void convert_plane(kernels::Plane from, kernels::Plane to, const KVView& shape,
                    std::int32_t src_block, std::int32_t dst_block) {
-  const bool raw = from.dtype == DType::kInt8 && to.dtype == DType::kInt8;
+  const bool raw = from.is_scaled() && from.dtype == to.dtype;
   const std::uint8_t turn = raw ? from.flip() ^ to.flip() : 0;
   from.raw = to.raw = raw;
-  const DType staged = from.is_int8() ? DType::kF32 : from.dtype;
+  const DType staged = from.is_scaled() ? DType::kF32 : from.dtype;
   const kernels::RowReader reader(from, staged);
   const kernels::RowWriter writer(to, staged);
   alignas(64) std::byte stage[static_cast<std::size_t>(kStageElements) * sizeof(double)];

@@ -52,6 +52,36 @@ inline float widen_f16(std::uint16_t value) {
   return std::bit_cast<float>(sign | choose(is_small, small, rebased));
 }
 
+// e4m3 in the same way: the bits of e4m3_from_f32 and f32_from_e4m3. Neither makes or needs a
+// subnormal of f32, which a thread may count as zero.
+inline std::uint8_t narrow_e4m3(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  const auto compared = static_cast<std::int32_t>(magnitude);
+  const std::uint32_t is_small = mask_of(compared < 0x3c800000);  // below 2^-6: subnormal results
+  // Adding 2^14 makes the adder round at 2^-9.
+  const std::uint32_t small =
+      std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude & is_small) + 0x1p14f) & 0xfu;
+  const std::uint32_t normal =
+      (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  const std::uint32_t finite =
+      choose(mask_of(compared >= 0x43e00000), 0x7eu, choose(is_small, small, normal));
+  return static_cast<std::uint8_t>(choose(mask_of(compared > 0x7f800000), 0x7fu, sign | finite));
+}
+
+inline float widen_e4m3(std::uint8_t value) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value & 0x80u) << 24;
+  const std::uint32_t shifted = static_cast<std::uint32_t>(value & 0x7fu) << 20;
+  const std::uint32_t is_small = mask_of(shifted < 0x00800000u);
+  const std::uint32_t normal =
+      (shifted + 0x3c000000u) | (0x7fc00000u & mask_of(shifted == 0x07f00000u));
+  // A subnormal as 2^-6 * (1 + mantissa), less 2^-6.
+  const std::uint32_t small = std::bit_cast<std::uint32_t>(
+      std::bit_cast<float>((shifted & is_small) + 0x3c800000u) - 0x1p-6f);
+  return std::bit_cast<float>(sign | choose(is_small, small, normal));
+}
+
 // f64 to f32 with the lost bits folded into the last one ("round to odd"), so that rounding on to a
 // 16-bit type rounds once: f32 has more than two bits more than either of them.
 inline float odd_f32(double value) {

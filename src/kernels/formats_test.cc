@@ -91,17 +91,16 @@ std::vector<std::int32_t> random_slots(Random& random, const GroupSpec& spec) {
 void put(const TestCache& cache, bool is_v, int layer, int head, int slot, const TestRows& rows,
          int token) {
   const DType dtype = cache.view.dtype;
-  if (dtype != DType::kInt8) {
+  if (!has_scales(dtype)) {
     for (int d = 0; d < rows.rows.head_dim; ++d) {
       store(cache.at(is_v, layer, head, slot, d), dtype, rows.value(token, head, d));
     }
     return;
   }
-  const testing_cache::QuantizedRow row = quantized(rows, token, head);
-  const int bias = cache.view.granule && !is_v ? 128 : 0;
+  const testing_cache::QuantizedRow row = quantized(rows, token, head, dtype);
+  const std::byte turned = cache.view.granule && !is_v ? std::byte{0x80} : std::byte{0};
   for (int d = 0; d < rows.rows.head_dim; ++d) {
-    *cache.at(is_v, layer, head, slot, d) =
-        static_cast<std::byte>(row.elements[static_cast<std::size_t>(d)] + bias);
+    *cache.at(is_v, layer, head, slot, d) = row.elements[static_cast<std::size_t>(d)] ^ turned;
   }
   std::memcpy(cache.scale_at(is_v, layer, head, slot), &row.scale, sizeof row.scale);
 }
@@ -113,7 +112,7 @@ std::size_t bytes_of(const GroupSpec& spec) {
 void for_each_type_and_format(const std::function<void(DType, Format)>& check) {
   for (const DType dtype : kCacheDTypes) {
     for (const Format format : kFormats) {
-      if (format == Format::kGranule && dtype == DType::kF64) continue;
+      if (format == Format::kGranule && !fits_granule(dtype)) continue;
       check(dtype, format);
     }
   }
@@ -212,7 +211,7 @@ TEST(EveryFormat, GatheredValuesOfOneTypeDoNotDependOnTheFormat) {
   for (const DType dtype : kCacheDTypes) {
     std::vector<std::byte> first;
     for (const Format format : kFormats) {
-      if (format == Format::kGranule && dtype == DType::kF64) continue;
+      if (format == Format::kGranule && !fits_granule(dtype)) continue;
       GroupSpec spec{.num_kv_heads = 2,
                      .head_dim_k = 64,
                      .head_dim_v = 80,
@@ -250,12 +249,10 @@ TEST(EveryFormat, GatheredValuesOfOneTypeDoNotDependOnTheFormat) {
 }
 
 TEST(EveryFormat, ARowThatHoldsNoNumberIsZerosOfScaleNaN) {
-  for (const Format format : kFormats) {
-    const GroupSpec spec{.head_dim_k = 16,
-                         .head_dim_v = 16,
-                         .dtype = DType::kInt8,
-                         .format = format,
-                         .num_blocks = 1};
+  for_each_type_and_format([](DType dtype, Format format) {
+    if (!has_scales(dtype)) return;
+    const GroupSpec spec{
+        .head_dim_k = 16, .head_dim_v = 16, .dtype = dtype, .format = format, .num_blocks = 1};
     for (const double bad :
          {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
           std::numeric_limits<double>::quiet_NaN(), 1e300}) {
@@ -281,7 +278,7 @@ TEST(EveryFormat, ARowThatHoldsNoNumberIsZerosOfScaleNaN) {
         for (int d = 0; d < 16; ++d) EXPECT_TRUE(std::isnan(out.value(0, 0, d)));
       }
     }
-  }
+  });
 }
 
 TEST(EveryFormat, ValuesOfInt8AreWithinHalfAStepOfTheRow) {
@@ -302,10 +299,30 @@ TEST(EveryFormat, ValuesOfInt8AreWithinHalfAStepOfTheRow) {
   }
 }
 
+TEST(EveryFormat, ValuesOfE4M3AreWithinHalfAStepOfThemselvesOrOfTheLeastOfTheRow) {
+  const GroupSpec spec{.head_dim_k = 64, .head_dim_v = 0, .dtype = DType::kE4M3, .num_blocks = 1};
+  TestCache cache(spec);
+  TestRows k(16, 1, 64, DType::kF32);
+  k.fill(5);
+  std::vector<std::int32_t> slots(16);
+  std::iota(slots.begin(), slots.end(), 0);
+  ASSERT_TRUE(append(cache.view, 0, k.rows, {}, slots).ok());
+  for (int t = 0; t < 16; ++t) {
+    double amax = 0;
+    for (int d = 0; d < 64; ++d) amax = std::max(amax, std::fabs(k.value(t, 0, d)));
+    for (int d = 0; d < 64; ++d) {
+      const double value = k.value(t, 0, d);
+      const double step = std::max(std::fabs(value) / 8, amax / 448 * 0x1p-9);
+      EXPECT_LE(std::fabs(cache.value(false, 0, 0, t, d) - value), step * (0.5 + 1e-4));
+    }
+  }
+}
+
 TEST(EveryFormat, StridesOfAnEngineDoNotMatter) {
   // Heads outermost, blocks in reverse order of size, room between everything.
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3}) {
     for (const bool granule : {false, true}) {
+      if (granule && !fits_granule(dtype)) continue;
       const GroupSpec spec{.num_layers = 2,
                            .num_kv_heads = 3,
                            .head_dim_k = 24,
@@ -326,7 +343,7 @@ TEST(EveryFormat, StridesOfAnEngineDoNotMatter) {
       got.view.v = base + 18 * rows * row;
       got.view.k_strides = {rows * row, 2 * rows * row, 6 * rows * row, row};
       got.view.v_strides = got.view.k_strides;
-      if (dtype == DType::kInt8) {
+      if (has_scales(dtype)) {
         got.view.k_scale = base + 2 * 18 * rows * row;
         got.view.v_scale = got.view.k_scale + 18 * 192;
         got.view.k_scale_strides = {192, 384, 1152, 4};
@@ -404,7 +421,7 @@ TEST(EveryFormat, StreamedRowsHoldTheBytesOfRowsThatAreNot) {
     for (const Format format : kFormats) {
       for (const int head_dim : {1, 5, 8, 40, 128, 264}) {
         const bool granule = format == Format::kGranule;
-        if (granule && (dtype == DType::kF64 || head_dim % 8 != 0)) continue;
+        if (granule && (!fits_granule(dtype) || head_dim % 8 != 0)) continue;
         for (const int gap : {0, 3}) {
           const GroupSpec spec{.num_kv_heads = 3,
                                .head_dim_k = head_dim,
@@ -413,7 +430,7 @@ TEST(EveryFormat, StreamedRowsHoldTheBytesOfRowsThatAreNot) {
                                .dtype = dtype,
                                .format = format,
                                .num_blocks = 1};
-          const DType type = dtype == DType::kInt8 ? DType::kF32 : dtype;
+          const DType type = has_scales(dtype) ? DType::kF32 : dtype;
           TestRows rows(45, 3, head_dim, type, gap);
           rows.fill(7);
           const kernels::RowBox box{
@@ -533,7 +550,7 @@ TEST(ConvertBlocks, EveryFormatAndTypeReachesEveryOtherAsGatherAndAppendWould) {
                              has_v ? ConstRowsView(v.rows) : ConstRowsView(), slots)
                           .ok());
           // What is expected: read in the source's type (f32 for int8), and appended.
-          const DType between = from_dtype == DType::kInt8 ? DType::kF32 : from_dtype;
+          const DType between = has_scales(from_dtype) ? DType::kF32 : from_dtype;
           TestRows k_back(tokens, 2, from_spec.head_dim_k, between);
           TestRows v_back(tokens, 2, std::max(1, from_spec.head_dim_v), between);
           ASSERT_TRUE(gather({.cache = from.view,
@@ -546,7 +563,7 @@ TEST(ConvertBlocks, EveryFormatAndTypeReachesEveryOtherAsGatherAndAppendWould) {
                           .ok());
           std::iota(slots.begin(), slots.end(), dst[i] * tokens);
           // int8 to int8 keeps its scales, so that the rows themselves say what is expected.
-          const bool raw = from_dtype == DType::kInt8 && to_dtype == DType::kInt8;
+          const bool raw = has_scales(from_dtype) && from_dtype == to_dtype;
           const TestRows& k_want = raw ? k : k_back;
           const TestRows& v_want = raw ? v : v_back;
           ASSERT_TRUE(append(want.view, layer, k_want.rows,
@@ -669,6 +686,7 @@ TEST(EveryFormat, EachHostileViewOfTilesAndScalesIsRefused) {
       {"cache.head_dim_v is 4", [](KVView& v) { v.head_dim_v = 4; }},
       {"cache.v_is_prefix_of_k", [](KVView& v) { v.v_is_prefix_of_k = true; }},
       {"cache.dtype is f64", [](KVView& v) { v.dtype = DType::kF64; }},
+      {"cache.dtype is e4m3", [](KVView& v) { v.dtype = DType::kE4M3; }},
       {"cache.k_scale is given for bf16", [](KVView& v) { v.dtype = DType::kBF16; }},
       {"cache.k_scale_strides has 6",
        [](KVView& v) {
@@ -694,20 +712,23 @@ TEST(EveryFormat, EachHostileViewOfTilesAndScalesIsRefused) {
   EXPECT_EQ(cache.memory, before);
 }
 
-TEST(EveryFormat, RowsOfInt8AreRefusedWhereverRowsAreTaken) {
+TEST(EveryFormat, RowsOfTypesWithScalesAreRefusedWhereverRowsAreTaken) {
   TestCache cache({.head_dim_k = 8, .head_dim_v = 8, .num_blocks = 1});
   std::byte bytes[64] = {};
-  const RowsView rows{bytes, 8, 8, 1, 1, 8, DType::kInt8};
   TestRows good(1, 1, 8, DType::kF32);
   const std::int32_t slots[] = {0};
-  for (const Status& status :
-       {append(cache.view, 0, rows, good.rows, slots),
-        append(cache.view, 0, good.rows, rows, slots),
-        gather({.cache = cache.view, .block_table = slots, .length = 1, .count = 1, .k = rows}),
-        write_token(cache.view, {}, rows, {}), read_token(cache.view, {}, {}, rows),
-        convert(rows, good.rows), convert(good.rows, rows)}) {
-    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr("int8 is a type of caches"));
+  for (const DType dtype : {DType::kInt8, DType::kE4M3}) {
+    const RowsView rows{bytes, 8, 8, 1, 1, 8, dtype};
+    for (const Status& status :
+         {append(cache.view, 0, rows, good.rows, slots),
+          append(cache.view, 0, good.rows, rows, slots),
+          gather({.cache = cache.view, .block_table = slots, .length = 1, .count = 1, .k = rows}),
+          write_token(cache.view, {}, rows, {}), read_token(cache.view, {}, {}, rows),
+          convert(rows, good.rows), convert(good.rows, rows)}) {
+      EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(status.message(),
+                  HasSubstr(std::string(to_string(dtype)) + " is a type of caches"));
+    }
   }
 }
 

@@ -30,6 +30,7 @@ TEST(Kernels, CallsThatSucceedTakeNoMemory) {
        {Case{DType::kF32, DType::kF32, Format::kHnd}, Case{DType::kF64, DType::kF32, Format::kHnd},
         Case{DType::kF32, DType::kInt8, Format::kNhd},
         Case{DType::kF32, DType::kInt8, Format::kGranule},
+        Case{DType::kF32, DType::kE4M3, Format::kNhd},
         Case{DType::kF64, DType::kBF16, Format::kGranule}}) {
     TestCache cache({.num_kv_heads = 2,
                      .head_dim_k = 8,

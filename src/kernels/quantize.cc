@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Rows become int8 and come back, to the bit as dtype.h defines it. The largest magnitude of a row
-// is found among its bits as integers, which vectorises without a special case for NaN. The loops
-// are compiled for three instruction sets, see isa.h. rows.cc calls them.
+// Rows become int8 or e4m3 and come back, to the bit as dtype.h defines it. The largest magnitude
+// of a row is found among its bits as integers, which vectorises without a special case for NaN.
+// The loops are compiled for three instruction sets, see isa.h. rows.cc calls them.
+//
+// Those of e4m3 know f32 alone, and other rows pass through a piece of f32 on the stack: a loop for
+// each type of rows, as int8 has, took 57 KB of code against 13 so.
 
 #include "kernels/quantize.h"
 
@@ -10,6 +13,7 @@
 #include <bit>
 #include <cstring>
 
+#include "kernels/convert.h"
 #include "kernels/elements.h"
 #include "kvfolio/status.h"
 
@@ -116,35 +120,123 @@ struct Avx512 {
 
 template <typename Row>
 QuantizeLoops loops_of(Isa isa) {
-  if (isa == Isa::kAvx512) {
-    return {Avx512<Row>::amax, Avx512<Row>::quantize, Avx512<Row>::dequantize};
+  const auto of = [](auto loops) -> QuantizeLoops {
+    return {kInt8Most, loops.amax, loops.quantize, loops.dequantize};
+  };
+  if (isa == Isa::kAvx512) return of(Avx512<Row>());
+  return isa == Isa::kAvx2 ? of(Avx2<Row>()) : of(Baseline<Row>());
+}
+
+[[gnu::always_inline]] inline void narrow_e4m3_loop(const float* __restrict from,
+                                                    std::uint8_t* __restrict to, std::int64_t n,
+                                                    float inverse) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] = narrow_e4m3(from[i] * inverse);
+}
+[[gnu::always_inline]] inline void widen_e4m3_loop(const std::uint8_t* __restrict from,
+                                                   float* __restrict to, std::int64_t n,
+                                                   float scale) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] = widen_e4m3(from[i]) * scale;
+}
+
+// Never inlined, so that there is one copy of each for all types of rows.
+struct BaselineE4M3 {
+  [[gnu::noinline]] static void narrow(const float* from, std::uint8_t* to, std::int64_t n,
+                                       float inverse) {
+    narrow_e4m3_loop(from, to, n, inverse);
   }
-  if (isa == Isa::kAvx2) return {Avx2<Row>::amax, Avx2<Row>::quantize, Avx2<Row>::dequantize};
-  return {Baseline<Row>::amax, Baseline<Row>::quantize, Baseline<Row>::dequantize};
+  [[gnu::noinline]] static void widen(const std::uint8_t* from, float* to, std::int64_t n,
+                                      float scale) {
+    widen_e4m3_loop(from, to, n, scale);
+  }
+};
+struct Avx2E4M3 {
+  KVFOLIO_AVX2 static void narrow(const float* from, std::uint8_t* to, std::int64_t n,
+                                  float inverse) {
+    narrow_e4m3_loop(from, to, n, inverse);
+  }
+  KVFOLIO_AVX2 static void widen(const std::uint8_t* from, float* to, std::int64_t n, float scale) {
+    widen_e4m3_loop(from, to, n, scale);
+  }
+};
+
+// Rows of one element type by a loop over f32.
+template <DType kRows, typename Loop>
+struct ThroughF32 {
+  static constexpr std::int64_t kPiece = 256;  // elements
+
+  static void quantize(const std::byte* src, std::byte* dst, std::int64_t n, float inverse,
+                       std::uint8_t /*flip*/) {
+    if (inverse == 0.0f) {
+      std::memset(dst, 0, static_cast<std::size_t>(n));
+      return;
+    }
+    const ConvertFn to_f32 = convert_fn(kRows, DType::kF32);
+    alignas(64) float piece[kPiece];
+    for (std::int64_t i = 0; i < n; i += kPiece) {
+      const std::int64_t count = std::min(kPiece, n - i);
+      to_f32(src + i * dtype_bytes(kRows), reinterpret_cast<std::byte*>(piece), count);
+      Loop::narrow(piece, reinterpret_cast<std::uint8_t*>(dst) + i, count, inverse);
+    }
+  }
+  static void dequantize(const std::byte* src, std::byte* dst, std::int64_t n, float scale,
+                         std::uint8_t /*flip*/) {
+    const ConvertFn from_f32 = convert_fn(DType::kF32, kRows);
+    alignas(64) float piece[kPiece];
+    for (std::int64_t i = 0; i < n; i += kPiece) {
+      const std::int64_t count = std::min(kPiece, n - i);
+      Loop::widen(reinterpret_cast<const std::uint8_t*>(src) + i, piece, count, scale);
+      from_f32(reinterpret_cast<const std::byte*>(piece), dst + i * dtype_bytes(kRows), count);
+    }
+  }
+};
+
+template <DType kRows>
+void make_e4m3(QuantizeLoops& loops, Isa isa) {
+  const auto take = [&loops](auto of) {
+    loops.quantize = of.quantize;
+    loops.dequantize = of.dequantize;
+  };
+  loops.most = kE4M3Most;
+  if (isa == Isa::kBaseline) return take(ThroughF32<kRows, BaselineE4M3>());
+  take(ThroughF32<kRows, Avx2E4M3>());
+}
+
+template <typename Row, DType kRows>
+QuantizeLoops loops_for(DType cache, Isa isa) {
+  QuantizeLoops loops = loops_of<Row>(isa);
+  if (cache == DType::kE4M3) make_e4m3<kRows>(loops, isa);
+  return loops;
 }
 
 }  // namespace
 
-QuantizeLoops quantize_loops(DType rows, Isa isa) noexcept {
-  KVFOLIO_DCHECK(dtype_bytes(rows) != 0 && isa <= best_isa());
+QuantizeLoops quantize_loops(DType rows, DType cache, Isa isa) noexcept {
+  KVFOLIO_DCHECK(dtype_bytes(rows) != 0 && has_scales(cache) && isa <= best_isa());
   switch (rows) {
     case DType::kF64:
-      return loops_of<F64>(isa);
+      return loops_for<F64, DType::kF64>(cache, isa);
     case DType::kF32:
-      return loops_of<F32>(isa);
+      return loops_for<F32, DType::kF32>(cache, isa);
     case DType::kF16:
-      return loops_of<F16>(isa);
+      return loops_for<F16, DType::kF16>(cache, isa);
     case DType::kBF16:
-      return loops_of<BF16>(isa);
+      return loops_for<BF16, DType::kBF16>(cache, isa);
     case DType::kInt8:
+    case DType::kE4M3:
       break;
   }
   return {};
 }
 
-void dequantize_exactly(const std::byte* src, double* dst, std::int64_t n, float scale,
+void dequantize_exactly(DType dtype, const std::byte* src, double* dst, std::int64_t n, float scale,
                         std::uint8_t flip) noexcept {
   const double factor = static_cast<double>(scale);
+  if (dtype == DType::kE4M3) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      dst[i] = static_cast<double>(f32_from_e4m3(std::to_integer<std::uint8_t>(src[i]))) * factor;
+    }
+    return;
+  }
   for (std::int64_t i = 0; i < n; ++i) {
     const auto element = static_cast<std::int8_t>(std::to_integer<std::uint8_t>(src[i]) ^ flip);
     dst[i] = static_cast<double>(element) * factor;

@@ -33,8 +33,8 @@ bool has_plain_tiles(const Plane& plane) {
 }
 
 Mover mover_of(const Plane& plane, DType from, DType to) {
-  // int8 has no Mover; what stands in is not used.
-  return plane.is_int8() ? Mover(DType::kF32, DType::kF32) : Mover(from, to);
+  // What has a scale has no Mover; what stands in is not used.
+  return plane.is_scaled() ? Mover(DType::kF32, DType::kF32) : Mover(from, to);
 }
 
 float load_scale(const std::byte* at) {
@@ -64,7 +64,7 @@ Plane k_plane(const KVView& cache, std::int32_t layer) noexcept {
               .head_dim = cache.head_dim_k,
               .dtype = cache.dtype,
               .granule = cache.granule};
-  if (plane.is_int8()) plane.scales = cache.k_scale + layer * cache.k_scale_strides.layer;
+  if (plane.is_scaled()) plane.scales = cache.k_scale + layer * cache.k_scale_strides.layer;
   return plane;
 }
 
@@ -77,24 +77,24 @@ Plane v_plane(const KVView& cache, std::int32_t layer) noexcept {
               .dtype = cache.dtype,
               .granule = cache.granule,
               .is_v = true};
-  if (plane.is_int8()) plane.scales = cache.v_scale + layer * cache.v_scale_strides.layer;
+  if (plane.is_scaled()) plane.scales = cache.v_scale + layer * cache.v_scale_strides.layer;
   return plane;
 }
 
 RowWriter::RowWriter(const Plane& plane, DType from, Stores stores) noexcept
     : plane_(plane),
       mover_(mover_of(plane, from, plane.dtype)),
-      loops_(plane.is_int8() ? quantize_loops(from) : QuantizeLoops()),
+      loops_(plane.is_scaled() ? quantize_loops(from, plane.dtype) : QuantizeLoops()),
       plain_tiles_(has_plain_tiles(plane)),
       stores_(stores),
       // Tiles are put together in one piece before they are streamed.
       streams_(stores == Stores::kPastCaches && plane.granule && plane.head_dim <= kPiece) {
-  if (plane.is_int8()) mover_.src_bytes = dtype_bytes(from);
+  if (plane.is_scaled()) mover_.src_bytes = dtype_bytes(from);
 }
 
 void RowWriter::write(const RowBox& box, const std::byte* src,
                       const BoxStrides& strides) const noexcept {
-  if (!plane_.granule && plane_.is_int8()) return quantize_rows(box, src, strides);
+  if (!plane_.granule && plane_.is_scaled()) return quantize_rows(box, src, strides);
   if (!plane_.granule) {
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim}, src, strides,
                     plane_.at(box.block, box.head, box.offset),
@@ -108,9 +108,9 @@ void RowWriter::write(const RowBox& box, const std::byte* src,
 float RowWriter::scale_row(const std::byte* row, std::int32_t block, std::int32_t head,
                            std::int32_t offset) const noexcept {
   const float amax = loops_.amax(row, plane_.head_dim);
-  const float scale = quantize_scale(amax);
+  const float scale = quantize_scale(amax, loops_.most);
   std::memcpy(plane_.scale_at(block, head, offset), &scale, sizeof scale);
-  return quantize_inverse(amax);
+  return quantize_inverse(amax, loops_.most);
 }
 
 void RowWriter::quantize_rows(const RowBox& box, const std::byte* src,
@@ -139,7 +139,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
                     {row, plane_.strides.head}, Follow::kSource, stores_);
   }
   const std::int64_t element = dtype_bytes(plane_.dtype);
-  const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;
+  const bool as_is = !plane_.is_scaled() && mover_.convert == nullptr;
   const std::int64_t row_bytes = plane_.head_dim * mover_.src_bytes;
   const bool side_by_side = strides.head == row_bytes && strides.token == box.num_heads * row_bytes;
   Stage stage;
@@ -149,7 +149,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
     std::byte* const target = plane_.at(box.block, box.head + h, box.offset);
     std::byte* const tile = streams ? whole.bytes : target;
     float inverse[kGranuleTokens];
-    for (std::int32_t t = 0; plane_.is_int8() && t < part.count; ++t) {
+    for (std::int32_t t = 0; plane_.is_scaled() && t < part.count; ++t) {
       inverse[t] = scale_row(rows + t * strides.token, box.block, box.head + h, box.offset + t);
     }
     for (part.dim = 0; part.dim < plane_.head_dim; part.dim += part.dims) {
@@ -161,7 +161,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
         for (std::int32_t t = 0; t < part.count; ++t) {
           std::byte* const staged = stage.bytes + t * stage_stride;
           const std::byte* const row = from + t * strides.token;
-          if (plane_.is_int8()) {
+          if (plane_.is_scaled()) {
             loops_.quantize(row, staged, part.dims, inverse[t], plane_.flip());
           } else {
             mover_.move(row, staged, part.dims);
@@ -189,14 +189,14 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
 RowReader::RowReader(const Plane& plane, DType to, Stores stores) noexcept
     : plane_(plane),
       mover_(mover_of(plane, plane.dtype, to)),
-      loops_(plane.is_int8() ? quantize_loops(to) : QuantizeLoops()),
+      loops_(plane.is_scaled() ? quantize_loops(to, plane.dtype) : QuantizeLoops()),
       plain_tiles_(has_plain_tiles(plane)),
       stores_(stores) {
-  if (plane.is_int8()) mover_.dst_bytes = dtype_bytes(to);
+  if (plane.is_scaled()) mover_.dst_bytes = dtype_bytes(to);
 }
 
 void RowReader::read(const RowBox& box, std::byte* dst, const BoxStrides& strides) const noexcept {
-  if (!plane_.granule && plane_.is_int8()) return dequantize_rows(box, dst, strides);
+  if (!plane_.granule && plane_.is_scaled()) return dequantize_rows(box, dst, strides);
   if (!plane_.granule) {
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim},
                     plane_.at(box.block, box.head, box.offset),
@@ -233,7 +233,7 @@ void RowReader::read_tile(const RowBox& box, std::byte* dst,
                     {row, plane_.strides.head}, dst, strides, Follow::kDestination, stores_);
   }
   const std::int64_t element = dtype_bytes(plane_.dtype);
-  const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;
+  const bool as_is = !plane_.is_scaled() && mover_.convert == nullptr;
   const auto unpack = plane_.is_v ? unpack_v : unpack_k;
   Stage stage;
   for (std::int32_t h = 0; h < box.num_heads; ++h) {
@@ -250,7 +250,7 @@ void RowReader::read_tile(const RowBox& box, std::byte* dst,
       for (std::int32_t t = 0; t < part.count; ++t) {
         const std::byte* const staged = stage.bytes + t * stage_stride;
         std::byte* const row = rows + t * strides.token;
-        if (plane_.is_int8()) {
+        if (plane_.is_scaled()) {
           const std::byte* const scale = plane_.scale_at(box.block, box.head + h, box.offset + t);
           loops_.dequantize(staged, row, part.dims, load_scale(scale), plane_.flip());
         } else {
@@ -267,8 +267,8 @@ ValueReader::ValueReader(const Plane& plane) noexcept
 void ValueReader::read(std::int32_t block, std::int32_t head, std::int32_t offset,
                        double* values) const noexcept {
   const auto widen = [&](const std::byte* elements, std::int64_t first, std::int64_t count) {
-    if (plane_.is_int8()) {
-      dequantize_exactly(elements, values + first, count,
+    if (plane_.is_scaled()) {
+      dequantize_exactly(plane_.dtype, elements, values + first, count,
                          load_scale(plane_.scale_at(block, head, offset)), plane_.flip());
     } else {
       widen_(elements, reinterpret_cast<std::byte*>(values + first), count);

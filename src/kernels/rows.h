@@ -16,13 +16,14 @@ namespace kvfolio::kernels {
 struct Plane {
   std::byte* base = nullptr;
   KVStrides strides;
-  std::byte* scales = nullptr;  // of int8
+  std::byte* scales = nullptr;  // of int8 and e4m3
   KVStrides scale_strides;
   std::int32_t head_dim = 0;
   DType dtype = DType::kF32;
   bool granule = false;
   bool is_v = false;
-  // int8 as the bytes that are stored, without its scales: rows of it are int8 too.
+  // Elements that have scales as the bytes that are stored, without these: rows are of the type
+  // too.
   bool raw = false;
 
   // The row of a token; in format granule its tile.
@@ -37,7 +38,7 @@ struct Plane {
            offset * scale_strides.token;
   }
   // Rows are quantized on their way in, and back on their way out.
-  [[nodiscard]] bool is_int8() const noexcept { return dtype == DType::kInt8 && !raw; }
+  [[nodiscard]] bool is_scaled() const noexcept { return has_scales(dtype) && !raw; }
   // What turns a stored byte of int8 into a signed element.
   [[nodiscard]] std::uint8_t flip() const noexcept { return granule && !is_v ? kGranuleFlip : 0; }
 };
@@ -74,8 +75,8 @@ class RowWriter {
                   std::int32_t offset) const noexcept;
 
   Plane plane_;
-  Mover mover_;          // not of int8
-  QuantizeLoops loops_;  // of int8
+  Mover mover_;          // where nothing has a scale
+  QuantizeLoops loops_;  // else
   bool plain_tiles_;     // tiles of plain rows: V of f32 and f16
   Stores stores_;
   bool streams_;  // tiles
@@ -83,7 +84,8 @@ class RowWriter {
 
 class RowReader {
  public:
-  // `to`: the type of the rows that are read. int8 becomes element * scale in f32, then that type.
+  // `to`: the type of the rows that are read. What has a scale becomes element * scale in f32, then
+  // that type.
   // kPastCaches: plain rows of the cache's own type are streamed, too.
   RowReader(const Plane& plane, DType to, Stores stores = Stores::kCached) noexcept;
 
@@ -95,8 +97,8 @@ class RowReader {
   void read_tile(const RowBox& box, std::byte* dst, const BoxStrides& strides) const noexcept;
 
   Plane plane_;
-  Mover mover_;          // not of int8
-  QuantizeLoops loops_;  // of int8
+  Mover mover_;          // where nothing has a scale
+  QuantizeLoops loops_;  // else
   bool plain_tiles_;
   Stores stores_;
 };
@@ -112,7 +114,7 @@ class ValueReader {
 
  private:
   Plane plane_;
-  ConvertFn widen_;  // not of int8
+  ConvertFn widen_;  // where nothing has a scale
 };
 
 }  // namespace kvfolio::kernels

@@ -38,11 +38,11 @@ inline std::vector<kernels::Isa> isas() {
   }
   return result;
 }
-inline constexpr DType kCacheDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16,
-                                         DType::kInt8};
+inline constexpr DType kCacheDTypes[] = {DType::kF64,  DType::kF32,  DType::kF16,
+                                         DType::kBF16, DType::kInt8, DType::kE4M3};
 inline constexpr Format kFormats[] = {Format::kHnd, Format::kNhd, Format::kGranule};
 
-// The scale that TestCache::set() gives every row of int8.
+// The scale that TestCache::set() gives every row that has one.
 inline constexpr double kTestScale = 1.0 / 32;
 
 inline double load(const std::byte* data, DType dtype) {
@@ -63,9 +63,22 @@ inline double load(const std::byte* data, DType dtype) {
       std::memcpy(&half, data, 2);
       return static_cast<double>(f32_from_bf16(half));
     case DType::kInt8:
+    case DType::kE4M3:
       break;  // a value only with its scale
   }
   return 0;
+}
+
+// An element that has a scale, without it.
+inline double element_of(std::byte stored, DType dtype) {
+  const auto byte = std::to_integer<std::uint8_t>(stored);
+  if (dtype == DType::kE4M3) return static_cast<double>(f32_from_e4m3(byte));
+  return static_cast<double>(static_cast<std::int8_t>(byte));
+}
+// The one that is nearest to a value.
+inline std::byte nearest_element(double value, DType dtype) {
+  if (dtype == DType::kE4M3) return std::byte{e4m3_from_f32(static_cast<float>(value))};
+  return static_cast<std::byte>(static_cast<int>(std::nearbyint(value)));
 }
 
 // A value that is no float is rounded twice on its way to f16 or bf16.
@@ -88,13 +101,16 @@ inline void store(std::byte* data, DType dtype, double value) {
       std::memcpy(data, &half, 2);
       return;
     case DType::kInt8:
+    case DType::kE4M3:
       return;
   }
 }
 
-// What `value` becomes in `dtype`; in int8 under kTestScale.
+// What `value` becomes in `dtype`; what has a scale under kTestScale.
 inline double rounded(double value, DType dtype) {
-  if (dtype == DType::kInt8) return std::nearbyint(value / kTestScale) * kTestScale;
+  if (has_scales(dtype)) {
+    return element_of(nearest_element(value / kTestScale, dtype), dtype) * kTestScale;
+  }
   std::byte bytes[8];
   store(bytes, dtype, value);
   return load(bytes, dtype);
@@ -142,20 +158,19 @@ class TestCache {
     return is_v ? view.v_scale_at(layer, block, head, offset)
                 : view.k_scale_at(layer, block, head, offset);
   }
-  // NaN where nothing was written: of int8 the scale is.
+  // NaN where nothing was written: of what has a scale that is.
   [[nodiscard]] double value(bool is_v, int layer, int head, int slot, int d) const {
     const std::byte* const element = at(is_v, layer, head, slot, d);
-    if (view.dtype != DType::kInt8) return load(element, view.dtype);
-    const int stored = std::to_integer<int>(*element);
-    const int biased = view.granule && !is_v ? stored - 128 : stored < 128 ? stored : stored - 256;
-    return biased * load(scale_at(is_v, layer, head, slot), DType::kF32);
+    if (!has_scales(view.dtype)) return load(element, view.dtype);
+    const std::byte turned = view.granule && !is_v ? std::byte{0x80} : std::byte{0};
+    return element_of(*element ^ turned, view.dtype) *
+           load(scale_at(is_v, layer, head, slot), DType::kF32);
   }
-  // int8: what rounded() says, under kTestScale.
+  // What has a scale: what rounded() says, under kTestScale.
   void set(bool is_v, int layer, int head, int slot, int d, double value) const {
-    if (view.dtype == DType::kInt8) {
-      const int element = static_cast<int>(std::nearbyint(value / kTestScale));
-      *at(is_v, layer, head, slot, d) =
-          static_cast<std::byte>(view.granule && !is_v ? element + 128 : element);
+    if (has_scales(view.dtype)) {
+      const std::byte turned = view.granule && !is_v ? std::byte{0x80} : std::byte{0};
+      *at(is_v, layer, head, slot, d) = nearest_element(value / kTestScale, view.dtype) ^ turned;
       store(scale_at(is_v, layer, head, slot), DType::kF32, kTestScale);
     } else {
       store(at(is_v, layer, head, slot, d), view.dtype, value);
@@ -211,12 +226,13 @@ class TestRows {
   RowsView rows;
 };
 
-// One row of int8 by the rule of dtype.h.
+// One row of a type with scales by the rule of dtype.h.
 struct QuantizedRow {
   float scale = 0;
-  std::vector<std::int8_t> elements = {};
+  std::vector<std::byte> elements = {};
 };
-inline QuantizedRow quantized(const TestRows& rows, int token, int head) {
+inline QuantizedRow quantized(const TestRows& rows, int token, int head, DType dtype) {
+  const float most = dtype == DType::kE4M3 ? kE4M3Most : kInt8Most;
   std::vector<float> row;
   float amax = 0;
   for (int d = 0; d < rows.rows.head_dim; ++d) {
@@ -224,26 +240,41 @@ inline QuantizedRow quantized(const TestRows& rows, int token, int head) {
     if (!(std::fabs(row.back()) <= amax)) amax = std::fabs(row.back());
     if (std::isnan(amax)) break;
   }
-  QuantizedRow result{.scale = quantize_scale(amax)};
+  QuantizedRow result{.scale = quantize_scale(amax, most)};
+  const float inverse = quantize_inverse(amax, most);
   for (int d = 0; d < rows.rows.head_dim; ++d) {
-    result.elements.push_back(
-        std::isnan(amax) ? std::int8_t{0}
-                         : quantize(row[static_cast<std::size_t>(d)], quantize_inverse(amax)));
+    const float x = std::isnan(amax) ? 0.0f : row[static_cast<std::size_t>(d)];
+    result.elements.push_back(dtype == DType::kE4M3 ? std::byte{quantize_e4m3(x, inverse)}
+                                                    : static_cast<std::byte>(quantize(x, inverse)));
   }
   return result;
 }
 
 // What a cache of `dtype` holds of an element after an append.
 inline double appended(const TestRows& rows, int token, int head, int d, DType dtype) {
-  if (dtype != DType::kInt8) return rounded(rows.value(token, head, d), dtype);
-  const QuantizedRow row = quantized(rows, token, head);
-  return static_cast<double>(row.elements[static_cast<std::size_t>(d)]) *
+  if (!has_scales(dtype)) return rounded(rows.value(token, head, d), dtype);
+  const QuantizedRow row = quantized(rows, token, head, dtype);
+  return element_of(row.elements[static_cast<std::size_t>(d)], dtype) *
          static_cast<double>(row.scale);
 }
 // What a gather makes of it: element * scale is rounded to f32 first.
 inline double gathered(double value, DType from, DType to) {
-  return rounded(from == DType::kInt8 ? static_cast<double>(static_cast<float>(value)) : value, to);
+  return rounded(has_scales(from) ? static_cast<double>(static_cast<float>(value)) : value, to);
 }
+
+#if defined(__SSE__)
+// A thread may count subnormals as zero, on the way in and on the way out.
+class FlushesSubnormals {
+ public:
+  FlushesSubnormals() { __builtin_ia32_ldmxcsr(before_ | 0x8040u); }
+  ~FlushesSubnormals() { __builtin_ia32_ldmxcsr(before_); }
+  FlushesSubnormals(const FlushesSubnormals&) = delete;
+  FlushesSubnormals& operator=(const FlushesSubnormals&) = delete;
+
+ private:
+  unsigned before_ = __builtin_ia32_stmxcsr();
+};
+#endif
 
 // 0 .. n-1 in an order of the seed.
 inline std::vector<std::int32_t> permutation(int n, unsigned seed) {

@@ -74,7 +74,7 @@ std::int32_t elements_of_granule(DType dtype) noexcept {
 void zero_behind(const GroupSpec& group, std::int32_t tokens, std::span<std::byte> image) noexcept {
   const bool has_v = group.head_dim_v > 0 && !group.v_is_prefix_of_k;
   const std::int64_t element = dtype_bytes(group.dtype);
-  const std::int64_t scale = group.dtype == DType::kInt8 ? 4 : 0;
+  const std::int64_t scale = has_scales(group.dtype) ? 4 : 0;
   // In NHD a token has its heads together; else each head has its own rows.
   const bool nhd = group.format == Format::kNhd;
   const std::int64_t together = nhd ? group.num_kv_heads : 1;

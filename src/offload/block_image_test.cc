@@ -15,12 +15,13 @@ namespace {
 
 std::vector<GroupSpec> shapes() {
   std::vector<GroupSpec> shapes;
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3}) {
     for (const Format format : {Format::kHnd, Format::kNhd, Format::kGranule}) {
       for (const std::int32_t block_size : {3, 16, 32}) {
         for (const std::pair<int, bool>& v : {std::pair{16, false}, {0, false}, {8, true}}) {
           const bool granule = format == Format::kGranule;
-          if (granule && (dtype == DType::kF64 || block_size == 3 || v.second)) continue;
+          if (granule && (!fits_granule(dtype) || block_size == 3 || v.second)) continue;
           shapes.push_back({.num_layers = 2,
                             .num_kv_heads = 3,
                             .head_dim_k = 8,

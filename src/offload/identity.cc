@@ -93,8 +93,7 @@ Fields layout_fields(const ModelIdentity& model, const GroupSpec& group, std::in
   fields.number("v_is_prefix_of_k", group.v_is_prefix_of_k ? 1 : 0);
   fields.number("block_size", group.block_size);
   fields.text("dtype", mutant(Mutant::kKeyWithoutDtype) ? "" : to_string(group.dtype));
-  fields.text("quantization",
-              group.dtype == DType::kInt8 ? "f32 scale per token and head" : "none");
+  fields.text("quantization", has_scales(group.dtype) ? "f32 scale per token and head" : "none");
   fields.text("scales", model.scales);
   fields.text("format", to_string(group.format));
   fields.text("attention", to_string(group.kind));

@@ -329,7 +329,7 @@ void World::check_prefixes(const KVCacheManager& after, const Text& text) const 
 }
 
 CacheSpec random_spec(std::mt19937& random) {
-  constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8};
+  constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3};
   constexpr Format kFormats[] = {Format::kHnd, Format::kNhd, Format::kGranule};
   const Format format = kFormats[random() % 3];
   const std::int32_t unit = format == Format::kGranule ? 16 : 4 << random() % 3;
@@ -338,7 +338,7 @@ CacheSpec random_spec(std::mt19937& random) {
                   .head_dim_k = 8,
                   .head_dim_v = random() % 4 == 0 ? 0 : 16,
                   .block_size = unit,
-                  .dtype = kTypes[random() % 4],
+                  .dtype = kTypes[random() % (format == Format::kGranule ? 4 : 5)],
                   .format = format,
                   .num_blocks = 60};
   GroupSpec window = group;

@@ -120,7 +120,7 @@ bool has_own_v(const GroupSpec& spec) { return spec.head_dim_v > 0 && !spec.v_is
 
 // The view of a borrowed group, before anything is checked.
 KVView view_of(const GroupSpec& spec, const BorrowedGroup& borrowed) {
-  const bool scaled = spec.dtype == DType::kInt8;
+  const bool scaled = has_scales(spec.dtype);
   KVView view;
   view.k = borrowed.k;
   view.k_strides = borrowed.k_strides;
@@ -164,7 +164,7 @@ Status check_absent(const Where& where, const GroupSpec& spec, const BorrowedGro
       return bad(where, concat("v_scale", std::string_view(why)));
     }
   }
-  const bool scaled = spec.dtype == DType::kInt8;
+  const bool scaled = has_scales(spec.dtype);
   if (!scaled && (borrowed.k_scale != nullptr || borrowed.v_scale != nullptr)) {
     return bad(where, concat(borrowed.k_scale != nullptr ? "k_scale" : "v_scale",
                              " is given, but the element type is ",

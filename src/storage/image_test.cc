@@ -51,7 +51,7 @@ std::vector<std::byte> expected_image(const KVStorage& storage, std::int32_t blo
     if (kind == 2) put(view.k_scale_at(l, block, h, t), 4);
     if (kind == 3) put(view.v_scale_at(l, block, h, t), 4);
   };
-  const int kinds = spec.dtype == DType::kInt8 ? 4 : 2;
+  const int kinds = has_scales(spec.dtype) ? 4 : 2;
   for (std::int32_t l = 0; l < spec.num_layers; ++l) {
     if (spec.format == Format::kNhd) {
       for (int kind = 0; kind < kinds; ++kind) {
@@ -135,6 +135,9 @@ INSTANTIATE_TEST_SUITE_P(
     Formats, Image,
     ::testing::Combine(::testing::Values(Format::kHnd, Format::kNhd, Format::kGranule),
                        ::testing::Values(DType::kF32, DType::kBF16, DType::kInt8)));
+INSTANTIATE_TEST_SUITE_P(E4M3, Image,
+                         ::testing::Combine(::testing::Values(Format::kHnd, Format::kNhd),
+                                            ::testing::Values(DType::kE4M3)));
 
 // A storage over a vector, with each layer and axis where `gap` puts it.
 struct Lent {

@@ -142,7 +142,7 @@ void copy_named_blocks(std::int64_t hole) {
     const std::int64_t head = 4 * group.block_size + hole;
     const KVStrides scale_strides{2 * head, 6 * head, head, 4};
     const bool own_v = group.head_dim_v > 0 && !group.v_is_prefix_of_k;
-    const bool scaled = group.dtype == DType::kInt8;
+    const bool scaled = has_scales(group.dtype);
     BorrowedGroup lent;
     lent.k = memory.data();
     lent.k_bytes = k_bytes;
@@ -453,7 +453,7 @@ TEST(BorrowedStorage, AnyNestedOrderOfTheAxesWorksAndOnlyRowsAreTouched) {
     for (GroupSpec spec : shapes()) {
       SCOPED_TRACE(order.name);
       const bool own_v = spec.head_dim_v > 0 && !spec.v_is_prefix_of_k;
-      const bool scaled = spec.dtype == DType::kInt8;
+      const bool scaled = has_scales(spec.dtype);
       const std::int32_t tokens = spec.format == Format::kGranule ? 16 : 1;
       const std::int64_t element = dtype_bytes(spec.dtype) * std::int64_t{tokens};
       const std::int64_t rk = spec.head_dim_k * element;

@@ -33,7 +33,7 @@ void for_each_row(const KVView& view, Visit&& visit) {
   for (int kind = 0; kind < 4; ++kind) {
     const bool is_v = kind % 2 == 1;
     if (is_v && (view.head_dim_v == 0 || view.v_is_prefix_of_k)) continue;
-    if (kind >= 2 && view.dtype != DType::kInt8) return;
+    if (kind >= 2 && !has_scales(view.dtype)) return;
     const std::int32_t rows = kind >= 2 ? view.block_size : view.block_size / tokens;
     for (std::int32_t l = 0; l < view.num_layers; ++l) {
       for (std::int32_t b = 0; b < view.num_blocks; ++b) {
@@ -76,14 +76,15 @@ inline void expect_pattern(const KVView& view, const std::vector<int>& source) {
 
 inline std::vector<GroupSpec> shapes() {
   std::vector<GroupSpec> result;
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3}) {
     for (const Format format : {Format::kHnd, Format::kNhd, Format::kGranule}) {
       for (const std::int32_t block_size : {1, 3, 16, 48}) {
         if (block_size == 48 && format != Format::kGranule) continue;
         for (const std::pair<int, bool>& v :
              {std::pair{5, false}, {8, false}, {0, false}, {5, true}}) {
           if (format == Format::kGranule &&
-              (dtype == DType::kF64 || block_size % 16 != 0 || v.first % 8 != 0)) {
+              (!fits_granule(dtype) || block_size % 16 != 0 || v.first % 8 != 0)) {
             continue;
           }
           result.push_back({.num_layers = 3,

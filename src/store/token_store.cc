@@ -47,7 +47,7 @@ Status check(const TokenStoreOptions& options) {
   }
   if (dtype_bytes(options.dtype) != 0) return {};
   return invalid(concat("token store: dtype is ", static_cast<std::int32_t>(options.dtype),
-                        ", allowed: f64, f32, f16, bf16, int8"));
+                        ", allowed: f64, f32, f16, bf16, int8, e4m3"));
 }
 
 CacheSpec spec_of(const TokenStoreOptions& options) {
@@ -228,11 +228,11 @@ Status TokenStore::check_range(std::string_view call, std::int64_t begin,
 Status TokenStore::no_row(const Rows& rows, std::int64_t i, std::int32_t element_bytes) const {
   if (!has(i)) return invalid(concat("token ", i, " of a store of ", size_, " tokens"));
   if (rows.num_elements == 0) return invalid("the row of v: the store has no V");
-  if (options_.dtype == DType::kInt8) {
+  if (has_scales(options_.dtype)) {
     return {ErrorCode::kUnsupported,
-            concat("the row of ", rows.name,
-                   " in place: the store is int8, whose elements need their scales; allowed: read "
-                   "and gather")};
+            concat("the row of ", rows.name, " in place: the store is ",
+                   std::string_view(to_string(options_.dtype)),
+                   ", whose elements need their scales; allowed: read and gather")};
   }
   return invalid(concat("the row of ", rows.name, " as elements of ", element_bytes,
                         " bytes: the store is ", std::string_view(to_string(options_.dtype)), ", ",

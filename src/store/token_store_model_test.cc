@@ -35,10 +35,11 @@ double rounded(double value, DType dtype) {
 // A row of num_heads heads as a store keeps it.
 Row kept(const Row& row, std::int32_t num_heads, DType dtype) {
   Row result = row;
-  if (dtype != DType::kInt8) {
+  if (!has_scales(dtype)) {
     for (double& value : result) value = rounded(value, dtype);
     return result;
   }
+  const float most = dtype == DType::kE4M3 ? kE4M3Most : kInt8Most;
   const std::size_t head_dim = row.size() / static_cast<std::size_t>(num_heads);
   for (std::size_t begin = 0; begin < row.size(); begin += head_dim) {
     float amax = 0;
@@ -46,8 +47,12 @@ Row kept(const Row& row, std::int32_t num_heads, DType dtype) {
       amax = std::fmax(amax, std::fabs(static_cast<float>(row[d])));
     }
     for (std::size_t d = begin; d < begin + head_dim; ++d) {
-      const std::int8_t element = quantize(static_cast<float>(row[d]), quantize_inverse(amax));
-      result[d] = static_cast<double>(dequantize(element, quantize_scale(amax)));
+      const auto x = static_cast<float>(row[d]);
+      const float inverse = quantize_inverse(amax, most);
+      const float scale = quantize_scale(amax, most);
+      result[d] = static_cast<double>(dtype == DType::kE4M3
+                                          ? dequantize_e4m3(quantize_e4m3(x, inverse), scale)
+                                          : dequantize(quantize(x, inverse), scale));
     }
   }
   return result;
@@ -206,7 +211,8 @@ void compare(const TokenStoreOptions& options, unsigned seed, int calls) {
 
 TEST(TokenStoreModel, RandomCallsGiveWhatAVectorOfRowsGives) {
   unsigned seed = 1;
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3}) {
     for (const std::int32_t block_size : {1, 5, 16}) {
       for (const std::int32_t head_dim_v : {0, 3}) {
         compare({.head_dim_k = 7,

@@ -142,7 +142,7 @@ TEST(TokenStore, BytesAreThoseOfTheKernelAppend) {
             const int element = dtype_bytes(dtype);
             same(view.k_at(0, t / 8, h, t % 8), cache.at(false, 0, h, t, 0), 12 * element);
             same(view.v_at(0, t / 8, h, t % 8), cache.at(true, 0, h, t, 0), 5 * element);
-            if (dtype != DType::kInt8) continue;
+            if (!has_scales(dtype)) continue;
             same(view.k_scale_at(0, t / 8, h, t % 8), cache.scale_at(false, 0, h, t), 4);
             same(view.v_scale_at(0, t / 8, h, t % 8), cache.scale_at(true, 0, h, t), 4);
           }
@@ -426,6 +426,16 @@ TEST(TokenStore, ReadsThatDoNotFitAreErrorsAndWriteNothing) {
   ASSERT_TRUE(pair.append(numbers(0, 4), numbers(0, 4)).ok());
   expect_error(pair.gather(0, row, std::span(out).subspan(3, 2)), kInvalid,
                {"2 rows of v for 3 of k"});
+}
+
+TEST(TokenStore, E4M3IsReadByCopyOnly) {
+  TokenStore store = make({.head_dim_k = 3, .dtype = DType::kE4M3, .max_tokens = 4});
+  ASSERT_TRUE(store.append(std::vector<double>{448, -448, 1.0625}).ok());
+  expect_error(store.at(0).error(), ErrorCode::kUnsupported, {"e4m3", "read and gather"});
+  expect_error(store.at<double>(0).error(), ErrorCode::kUnsupported, {"e4m3"});
+  std::vector<double> row(3);
+  ASSERT_TRUE(store.read(0, row).ok());
+  EXPECT_THAT(row, ElementsAre(448, -448, 1));
 }
 
 TEST(TokenStore, Int8IsReadByCopyOnly) {

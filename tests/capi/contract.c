@@ -295,8 +295,36 @@ static void layers_lent_apart_hold_what_own_memory_holds(void) {
   free(memory);
 }
 
+// An element of e4m3 is 448 at most; what lies in a block is a byte of it and the scale of the row.
+static void rows_of_e4m3_have_scales(void) {
+  kvfolio_group_spec group = small_group();  // of blocks of 4
+  group.dtype = KVFOLIO_E4M3;
+  kvfolio_storage* storage = NULL;
+  MUST(kvfolio_storage_create(&group, 1, NULL, &storage, &g_error));
+  kvfolio_view* view = NULL;
+  MUST(kvfolio_view_create(storage, 0, -1, &view, &g_error));
+  const float k[8] = {896.0f, -896.0f, 2.0f, 1.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+  const float v[8] = {0.0f};
+  MUST(kvfolio_write_token(view, 0, 0, 5, 0, k, v, &g_error));
+  const unsigned char bytes[4] = {0x7e, 0xfe, 0x38, 0x30};
+  CHECK(memcmp(kvfolio_view_k(view, 0, 1, 0, 1), bytes, sizeof bytes) == 0);
+  float scale = 0.0f;
+  memcpy(&scale, kvfolio_view_k_scale(view, 0, 1, 0, 1), sizeof scale);
+  CHECK(scale == 2.0f);
+  float back[8];
+  MUST(kvfolio_read_token(view, 0, 0, 5, 0, back, NULL, &g_error));
+  CHECK(memcmp(back, k, sizeof k) == 0);
+  kvfolio_view_destroy(view);
+  kvfolio_storage_destroy(storage);
+  group.format = KVFOLIO_GRANULE;
+  CHECK(kvfolio_storage_create(&group, 1, NULL, &storage, &g_error) ==
+        KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "dtype is e4m3") != NULL);
+}
+
 int main(void) {
   fit_takes_groups_of_any_size();
+  rows_of_e4m3_have_scales();
   storage_stays_the_callers_when_no_manager_is_made();
   storage_of_a_manager_outlives_a_destroy();
   a_copied_token_store_survives_the_first();

@@ -21,7 +21,7 @@ if(TEST prove_other_targets)
   set_property(TEST prove_other_targets APPEND PROPERTY LABELS nightly)
 endif()
 if(KVFOLIO_SANITIZE)
-  foreach(dtype int8 f16 bf16 f64)
+  foreach(dtype int8 f16 bf16 e4m3 f64)
     kvfolio_add_prove_pytest(prove_types_${dtype} "each_cache_type and cache_${dtype}")
   endforeach()
 else()  # one f32 proof for all

@@ -46,7 +46,7 @@ def test_a_text_without_a_second_token_is_refused(text, tmp_path):
 # The unit is bits per byte. 16 bits of a number change less than the fourth digit on this model: bf16 takes
 # 3.9e-5 off them on kernels that compute in f32, less where the query is rounded as well.
 @pytest.mark.parametrize("cache_type,part", [("f32", 3e-6), ("f16", 3e-5), ("bf16", 6e-5),
-                                             ("int8", 0.005)])
+                                             ("int8", 0.005), ("e4m3", 0.001)])
 def test_bits_per_byte_of_held_out_text_are_those_of_numpy(cache_type, part, exact, tmp_path):
     bits, scored = exact
     text = tmp_path / "text"

@@ -141,20 +141,21 @@ def test_default_pool_is_what_the_longest_needs_times_max_seqs():
     assert summary["blocks_total"] == (1 << 20) // per_block
 
 
-@pytest.mark.parametrize("format", ["hnd", "nhd", "granule"])
-def test_int8_takes_a_quarter_and_its_scales(format):
+@pytest.mark.parametrize("dtype,format", [("int8", "hnd"), ("int8", "nhd"), ("int8", "granule"), ("e4m3", "hnd"),
+                                          ("e4m3", "nhd")])
+def test_int8_and_e4m3_take_a_quarter_and_their_scales(dtype, format):
     request = {"id": "a", "prompt_ids": list(range(30)), "max_new_tokens": 10}
     options = "--format", format, "--block-size", 16
-    f32, int8 = (generate(checkpoint("llama3"), [request], *options, "--cache-dtype", dtype).summary
-                 for dtype in ("f32", "int8"))
-    assert (int8["format"], int8["cache_dtype"]) == (format, "int8")
+    f32, quarter = (generate(checkpoint("llama3"), [request], *options, "--cache-dtype", kind).summary
+                    for kind in ("f32", dtype))
+    assert (quarter["format"], quarter["cache_dtype"]) == (format, dtype)
     config = json.loads((checkpoint("llama3") / "config.json").read_text())
     rows = 2 * config["num_hidden_layers"] * config["num_key_value_heads"]  # of K and V, a token's
     # Four bytes of an element become one, and every row has a scale of four bytes.
     assert f32["contiguous_bytes"] % (40 * rows * 4) == 0
     head_dim = f32["contiguous_bytes"] // (40 * rows * 4)
-    assert int8["contiguous_bytes"] == 40 * rows * (head_dim + 4)
-    assert int8["paged_bytes_peak"] == 48 * rows * (head_dim + 4)
+    assert quarter["contiguous_bytes"] == 40 * rows * (head_dim + 4)
+    assert quarter["paged_bytes_peak"] == 48 * rows * (head_dim + 4)
 
 
 @pytest.mark.parametrize("options,words", [
@@ -176,7 +177,8 @@ def test_int8_takes_a_quarter_and_its_scales(format):
     (["--format", "hdn"], ["--format", "hdn", "auto, granule, hnd, nhd"]),
     (["--format", "granule", "--block-size", "24"], ["block_size is 24", "multiples of 16"]),
     (["--format", "granule", "--cache-dtype", "f64"], ["dtype is f64", "f32, f16, bf16, int8"]),
-    (["--cache-dtype", "int4"], ["--cache-dtype", "int4", "int8"]),
+    (["--format", "granule", "--cache-dtype", "e4m3"], ["dtype is e4m3", "f32, f16, bf16, int8"]),
+    (["--cache-dtype", "int4"], ["--cache-dtype", "int4", "int8", "e4m3"]),
     (["--draft", "ngram:2"], ["--draft"]),
     (["--beams", "2", "--samples", "2"], ["beams", "samples"]),
     (["--beams", "2", "--temperature", "1"], ["temperature", "beams"]),

@@ -158,7 +158,7 @@ def f32_proof(checkpoint):
     return functools.cache(lambda: proof(checkpoint("untied-bf16"), "--cache-dtype", "f32", "--kernel", "reference"))
 
 
-@pytest.mark.parametrize("dtype", first("int8", "f16", "bf16", "f64"), ids=lambda dtype: f"cache_{dtype}")
+@pytest.mark.parametrize("dtype", first("int8", "f16", "bf16", "e4m3", "f64"), ids=lambda dtype: f"cache_{dtype}")
 def test_each_cache_type_has_one_hash(checkpoint, f32_proof, dtype):
     model = checkpoint("untied-bf16")
     hashed = proof(model, "--cache-dtype", dtype, "--kernel", "reference")
@@ -175,7 +175,7 @@ F32_SHA256 = "9ecb1f96e8da4a623c77ecf5ac7d354dd230e4a6d7a9a47122a7ea2c3770d97f"
 FUSING = ("avx2", "avx512", "avx512-bf16")
 # Each target once, and each type once, in the target that is used here; the other pairs run at night. The test
 # of the attention kernels has every pair on every run.
-PAIRS = [(kernel, dtype) for kernel in KERNELS[1:] for dtype in ("f32", "f16", "bf16", "int8")]
+PAIRS = [(kernel, dtype) for kernel in KERNELS[1:] for dtype in ("f32", "f16", "bf16", "int8", "e4m3")]
 EACH = [pair for pair in PAIRS if pair[0] == KERNELS[-1] or pair[1] == "f32"]
 
 

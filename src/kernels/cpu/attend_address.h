@@ -5,8 +5,9 @@
 // that the passes read (TileRows), and what memory to ask for while they read it.
 //
 // The one idea: rows of HND and NHD are packed into granule tiles in L1, so the passes know one
-// format. And a line that a pass reads names the line to prefetch: TileRows carries the distance in
-// bytes to the same line of the tile that comes next.
+// format; rows of e4m3 become tiles of f32 there, and the passes do not know it either. And a line
+// that a pass reads names the line to prefetch: TileRows carries the distance in bytes to the same
+// line of the tile that comes next.
 //
 // Read attend_phases.h next: it walks the tiles and hands them to the passes of attend_passes.h.
 //
@@ -46,6 +47,13 @@ class TileAddresses {
  private:
   static constexpr int kElementBytes = E::kLaneBytes / E::kTokens;
 
+  // Rows that a kernel of f32 decodes.
+  [[nodiscard]] bool is_e4m3() const { return kElementBytes == 4 && item_.e4m3; }
+  [[nodiscard]] bool has_scales() const { return E::kScaled || is_e4m3(); }
+  [[nodiscard]] std::int64_t row_bytes(const HeadRows& all) const {
+    return std::int64_t{all.head_dim} * (is_e4m3() ? 1 : kElementBytes);
+  }
+
   // ---- where a tile lies ------------------------------------------------------------------------
 
   // A row of K or of V and its scale; in format granule a tile and its 16 scales.
@@ -53,13 +61,12 @@ class TileAddresses {
     const std::byte* rows;
     const std::byte* scales;
   };
-  [[nodiscard]] static RowAddress address_of(const HeadRows& all, std::int32_t head,
-                                             std::int64_t block, std::int64_t offset,
-                                             std::int64_t step) {
+  [[nodiscard]] RowAddress address_of(const HeadRows& all, std::int32_t head, std::int64_t block,
+                                      std::int64_t offset, std::int64_t step) const {
     RowAddress at{
         all.rows + head * all.head_stride + block * all.block_stride + step * all.token_stride,
         nullptr};
-    if constexpr (E::kScaled) {
+    if (has_scales()) {
       at.scales = all.scales + head * all.scale_head_stride + block * all.scale_block_stride +
                   offset * all.scale_token_stride;
     }
@@ -98,7 +105,8 @@ class TileAddresses {
   // Rows of V are what the kernels read already, where their tile joins no tokens and a subtile
   // lies in one block.
   [[nodiscard]] bool reads_v_in_place() const {
-    return E::kTokens == 1 && !item_.granule && item_.block_size % kGranuleTokens == 0;
+    return E::kTokens == 1 && !item_.granule && !is_e4m3() &&
+           item_.block_size % kGranuleTokens == 0;
   }
 
   // Rows of HND and NHD become a granule tile in L1; tokens that no query sees are not touched.
@@ -118,7 +126,7 @@ class TileAddresses {
       const RowAddress at_v = address_of(item_.v, head, block, spot.offset, spot.offset);
       some_k = k[t] = at_k.rows;
       some_v = v[t] = at_v.rows;
-      if constexpr (E::kScaled) {
+      if (has_scales()) {
         __builtin_memcpy(k_scales + t, at_k.scales, 4);
         __builtin_memcpy(v_scales + t, at_v.scales, 4);
       }
@@ -131,6 +139,12 @@ class TileAddresses {
     }
     std::byte* packed_k = s_.packed_k + s * kSubtileBytes;
     std::byte* packed_v = s_.packed_v + s * kSubtileBytes;
+    if (is_e4m3()) {
+      // What a mask leaves of V is made after this: until then its place is free.
+      std::byte* const decoded_k = s_.masked_v + s * kSubtileBytes;
+      decode_rows(k, k_scales, item_.k.head_dim, decoded_k);
+      decode_rows(v, v_scales, item_.v.head_dim, packed_v);
+    }
     Pack::k(k, item_.k.head_dim, packed_k);
     rows.k[s] = packed_k;
     rows.k_scales[s] = k_scales;
@@ -142,7 +156,7 @@ class TileAddresses {
       rows.v_stride[s] = item_.v.token_stride;
       return;
     }
-    Pack::v(v, item_.v.head_dim, packed_v);
+    if (!is_e4m3()) Pack::v(v, item_.v.head_dim, packed_v);
     rows.v[s] = packed_v;
     rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
   }
@@ -157,6 +171,7 @@ class TileAddresses {
 
   [[nodiscard]] RowOrder order_of_rows() const {
     if (item_.granule) return RowOrder::kByHead;
+    if (is_e4m3()) return RowOrder::kNone;  // a packed row is four times as long
     if (item_.block_size % kGranuleTokens != 0) return RowOrder::kNone;
     const auto is = [&](auto&& test) { return test(item_.k) && test(item_.v); };
     if (is([](const HeadRows& r) { return r.token_stride == r.head_dim * kElementBytes; })) {
@@ -204,8 +219,8 @@ class TileAddresses {
       if (block < 0 || block >= item_.num_blocks) continue;
       for (const HeadRows* all : {&item_.k, &item_.v}) {
         const RowAddress at = address_of(*all, head, block, spot.offset, spot.offset);
-        for (int b = 0; b < all->head_dim * kElementBytes; b += 64) prefetch(at.rows + b);
-        if constexpr (E::kScaled) prefetch(at.scales);
+        for (std::int64_t b = 0; b < row_bytes(*all); b += 64) prefetch(at.rows + b);
+        if (has_scales()) prefetch(at.scales);
       }
     }
   }

@@ -85,8 +85,8 @@ Status not_taken(const KVView& cache, KernelTarget target) {
                             " does not take a cache of ", std::string_view(to_string(cache.dtype)),
                             " with head_dim_k ", cache.head_dim_k, " and head_dim_v ",
                             cache.head_dim_v,
-                            ", allowed: f32, f16, bf16, int8 and multiples of 8 to ", kMaxHeadDim,
-                            "; the reference takes any"));
+                            ", allowed: f32, f16, bf16, int8, e4m3 and multiples of 8 to ",
+                            kMaxHeadDim, "; the reference takes any"));
 }
 
 // The target that was named, or why it cannot be.

@@ -119,6 +119,11 @@ std::int64_t cut_shared(std::byte* base, const KVView& cache, const Room& room, 
   return cutter.used();
 }
 
+AttendFn attend_of(const TargetKernels& kernels, DType cache) {
+  const DType computed = cache == DType::kE4M3 ? DType::kF32 : cache;
+  return kernels.attend[static_cast<std::size_t>(computed)];
+}
+
 HeadRows head_rows(const Plane& plane, const std::byte* scales, const KVStrides& scale_strides,
                    std::int32_t layer, std::int32_t head) {
   HeadRows rows;
@@ -160,7 +165,7 @@ class Call {
   Call(const AttentionArgs& args, const TargetKernels& kernels)
       : args_(args),
         kernels_(kernels),
-        attend_(kernels.attend[static_cast<std::size_t>(args.cache.dtype)]),
+        attend_(attend_of(kernels, args.cache.dtype)),
         q_per_kv_(args.q.num_heads / args.cache.num_kv_heads),
         rows_per_item_(q_per_kv_ <= kItemRows ? kItemRows / q_per_kv_ * q_per_kv_ : kItemRows),
         k_(k_plane(args.cache, args.layer)),
@@ -316,6 +321,7 @@ class Call {
     item.k = head_rows(k_, args_.cache.k_scale, args_.cache.k_scale_strides, args_.layer, kv_head);
     item.v = head_rows(v_, args_.cache.v_scale, args_.cache.v_scale_strides, args_.layer, kv_head);
     item.granule = args_.cache.granule;
+    item.e4m3 = args_.cache.dtype == DType::kE4M3;
     item.block_size = args_.cache.block_size;
     item.num_blocks = args_.cache.num_blocks;
     item.table = batch.block_table.data() +
@@ -438,7 +444,7 @@ Checked cpu_workspace_bytes(const KVView& cache, std::int32_t max_kv_len,
 void cpu_attend(const AttentionArgs& args, const TargetKernels& kernels) noexcept {
   KVFOLIO_DCHECK(check_view(args.cache).ok() && check_layer(args.cache, args.layer).ok());
   KVFOLIO_DCHECK(args.slice.num_rows >= 0 && args.slice.num_kv_heads >= 0);
-  KVFOLIO_DCHECK(kernels.attend[static_cast<std::size_t>(args.cache.dtype)] != nullptr);
+  KVFOLIO_DCHECK(attend_of(kernels, args.cache.dtype) != nullptr);
   Call(args, kernels).run();
 }
 

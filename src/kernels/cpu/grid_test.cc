@@ -90,11 +90,11 @@ enum Parameter {
   kSharing,
   kNumParameters
 };
-constexpr std::array<int, kNumParameters> kNumValues = {4, 3, 9, 3, 14, 7, 7, 3, 7, 7, 4, 3, 3};
+constexpr std::array<int, kNumParameters> kNumValues = {5, 3, 9, 3, 14, 7, 7, 3, 7, 7, 4, 3, 3};
 using Choice = std::array<int, kNumParameters>;
 constexpr int kNotCausal = 1;  // a value of kMask
 
-constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8};
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3};
 constexpr Format kForms[] = {Format::kGranule, Format::kHnd, Format::kNhd};
 constexpr int kBlocks[] = {1, 5, 8, 16, 32, 48, 64, 128, 1024};
 constexpr int kHeadCounts[] = {1, 2, 4};
@@ -200,6 +200,7 @@ Case make_case(const Choice& choice, std::uint64_t seed) {
   const auto at = [&](Parameter p) { return static_cast<std::size_t>(choice[p]); };
   c.type = kTypes[at(kType)];
   c.form = kForms[at(kForm)];
+  if (c.form == Format::kGranule && !fits_granule(c.type)) c.form = Format::kHnd;
   c.block_size = kBlocks[at(kBlock)];
   if (c.form == Format::kGranule) c.block_size = (c.block_size + 15) / 16 * 16;
   c.heads = kHeadCounts[at(kHeads)];
@@ -293,6 +294,9 @@ std::int8_t quantized(float x, float inverse) {
   return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse), -127.0f, 127.0f));
 }
 
+// The largest magnitude of an element of a type with scales.
+float most_of(DType type) { return type == DType::kE4M3 ? 448.0f : 127.0f; }
+
 class Memory {
  public:
   Memory(const Case& c, Format form, int block_size, std::uint64_t order_seed)
@@ -313,7 +317,7 @@ class Memory {
     view.head_dim_v = c.dim_v;
     view.dtype = c.type;
     view.granule = form == Format::kGranule;
-    const std::int64_t scale_bytes = c.type == DType::kInt8 ? 4 : 0;
+    const std::int64_t scale_bytes = has_scales(c.type) ? 4 : 0;
     const std::int64_t bs = block_size;
     std::int64_t block = 0;
     std::int64_t v_at = 0;
@@ -397,9 +401,9 @@ class Memory {
   void stored(bool is_v, int sequence, int position, int head, double* row) const {
     const int owner = position < shared_tokens() ? 0 : sequence;
     const std::span<const float> values = values_of(is_v, owner, position, head);
-    const float most = case_.type == DType::kInt8 ? amax(values) : 0;
-    const float scale = most / 127.0f;
-    const float inverse = 127.0f / most;
+    const float most = has_scales(case_.type) ? amax(values) : 0;
+    const float scale = most / most_of(case_.type);
+    const float inverse = most_of(case_.type) / most;
     for (std::size_t d = 0; d < values.size(); ++d) {
       const float x = values[d];
       switch (case_.type) {
@@ -411,6 +415,10 @@ class Memory {
           break;
         case DType::kInt8:
           row[d] = static_cast<double>(scale) * quantized(x, inverse);
+          break;
+        case DType::kE4M3:
+          row[d] = static_cast<double>(scale) *
+                   static_cast<double>(f32_from_e4m3(e4m3_from_f32(x * inverse)));
           break;
         default:
           row[d] = static_cast<double>(x);
@@ -454,10 +462,10 @@ class Memory {
     const int dims = is_v ? case_.dim_v : case_.dim_k;
     const std::span<const float> values = values_of(is_v, owner, position, head);
     float inverse = 0;
-    if (case_.type == DType::kInt8) {
+    if (has_scales(case_.type)) {
       const float most = amax(values);
-      const float scale = most / 127.0f;
-      inverse = 127.0f / most;
+      const float scale = most / most_of(case_.type);
+      inverse = most_of(case_.type) / most;
       std::memcpy(
           is_v ? view.v_scale_at(0, block, head, offset) : view.k_scale_at(0, block, head, offset),
           &scale, 4);
@@ -489,6 +497,9 @@ class Memory {
           std::memcpy(to, &bits, 1);
           break;
         }
+        case DType::kE4M3:
+          *to = std::byte{e4m3_from_f32(x * inverse)};
+          break;
         default:
           std::memcpy(to, &x, 4);
       }
@@ -821,7 +832,7 @@ void check(const Case& c, const std::vector<Computer>& computers, Pools& pools, 
     }
     // The same rows in another format, block size and order of blocks, on other threads.
     Output other;
-    const Format form = kForms[draw(random, 0, 2)];
+    const Format form = kForms[draw(random, fits_granule(c.type) ? 0 : 1, 2)];
     int block_size = kBlocks[draw(random, 0, 8)];
     if (form == Format::kGranule) block_size = (block_size + 15) / 16 * 16;
     const Memory moved(c, form, block_size, c.seed + 2);

@@ -54,6 +54,7 @@ struct Item {
   HeadRows v;
   std::int32_t num_heads = 1;  // num_heads * num_rows <= kItemRows
   bool granule = false;
+  bool e4m3 = false;  // what the kernel of f32 decodes on its way into a tile
   std::int32_t block_size = 0;
   std::int32_t num_blocks = 0;
   const std::int32_t* table = nullptr;
@@ -112,7 +113,7 @@ using FinishFn = void (*)(const float* sums, float total, float* dst,
                           std::int32_t head_dim) noexcept;
 
 struct TargetKernels {
-  AttendFn attend[5];  // by DType; null where the target does not take the type
+  AttendFn attend[5];  // by DType; null where the target does not take the type; e4m3 is f32's
   MergeFn merge;
   FinishFn finish;
 };

@@ -26,6 +26,39 @@ inline void transpose_rows(const std::byte* const* rows, int words, std::byte* d
   }
 }
 
+// A row of e4m3 becomes f32: element * scale. As dtype.h has it and as elements.h does it, but
+// local to the target; nothing here is a subnormal of f32, which a thread may count as zero.
+inline void decode_e4m3(const std::byte* row, float scale, int dims, std::byte* dst) {
+  for (int d = 0; d < dims; ++d) {
+    const auto byte = static_cast<std::uint32_t>(row[d]);
+    const std::uint32_t sign = (byte & 0x80u) << 24;
+    const std::uint32_t shifted = (byte & 0x7fu) << 20;
+    const std::uint32_t is_small = 0u - static_cast<std::uint32_t>(shifted < 0x00800000u);
+    const std::uint32_t is_nan = 0u - static_cast<std::uint32_t>(shifted == 0x07f00000u);
+    // A subnormal as 2^-6 * (1 + mantissa), less 2^-6.
+    std::uint32_t bits = (shifted & is_small) + 0x3c800000u;
+    float element;
+    __builtin_memcpy(&element, &bits, 4);
+    element -= 0x1p-6f;
+    std::uint32_t small;
+    __builtin_memcpy(&small, &element, 4);
+    const std::uint32_t normal = (shifted + 0x3c000000u) | (0x7fc00000u & is_nan);
+    bits = sign | (normal ^ ((normal ^ small) & is_small));
+    __builtin_memcpy(&element, &bits, 4);
+    element *= scale;
+    __builtin_memcpy(dst + std::ptrdiff_t{4} * d, &element, 4);
+  }
+}
+
+// 16 rows, side by side in dst, which are then what `rows` points at.
+[[gnu::noinline]] inline void decode_rows(const std::byte** rows, const float* scales, int dims,
+                                          std::byte* dst) {
+  for (int t = 0; t < kGranuleTokens; ++t, dst += std::ptrdiff_t{4} * dims) {
+    decode_e4m3(rows[t], scales[t], dims, dst);
+    rows[t] = dst;
+  }
+}
+
 template <class T>
 struct PackF32 {
   static void k(const std::byte* const* rows, int dims, std::byte* dst) {

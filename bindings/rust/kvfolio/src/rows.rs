@@ -35,11 +35,17 @@ pub(crate) mod sealed {
             dtype == DType::Int8
         }
     }
+    impl Sealed for u8 {
+        fn keeps(dtype: DType) -> bool {
+            dtype == DType::E4M3
+        }
+    }
 }
 impl Element for f64 {}
 impl Element for f32 {}
 impl Element for u16 {}
 impl Element for i8 {}
+impl Element for u8 {}
 
 /// What rows of both kinds have.
 #[derive(Clone, Copy, Debug)]

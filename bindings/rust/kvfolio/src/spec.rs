@@ -18,6 +18,8 @@ pub enum DType {
     Bf16 = sys::KVFOLIO_BF16,
     /// For caches only, with an f32 scale for each token and head.
     Int8 = sys::KVFOLIO_INT8,
+    /// So too: e4m3fn of FP8; not in format granule. In Rust the bits, in a `u8`.
+    E4M3 = sys::KVFOLIO_E4M3,
 }
 
 impl DType {
@@ -27,8 +29,13 @@ impl DType {
             DType::F64 => 8,
             DType::F32 => 4,
             DType::F16 | DType::Bf16 => 2,
-            DType::Int8 => 1,
+            DType::Int8 | DType::E4M3 => 1,
         }
+    }
+
+    /// Whether each token and head has an f32 scale. Rows outside of caches are of no such type.
+    pub fn has_scales(self) -> bool {
+        matches!(self, DType::Int8 | DType::E4M3)
     }
 }
 
@@ -165,6 +172,7 @@ impl GroupSpec {
                 sys::KVFOLIO_F16 => DType::F16,
                 sys::KVFOLIO_BF16 => DType::Bf16,
                 sys::KVFOLIO_INT8 => DType::Int8,
+                sys::KVFOLIO_E4M3 => DType::E4M3,
                 _ => DType::F32,
             },
             format: match c.format {

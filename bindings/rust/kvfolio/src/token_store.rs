@@ -200,7 +200,7 @@ impl TokenStore {
     /// The number for the element type of a caller's rows.
     fn dtype_of<T: Element>(&self) -> Result<i32> {
         let kinds = [DType::F64, DType::F32, self.spec.dtype];
-        match kinds.into_iter().find(|&kind| kind != DType::Int8 && T::keeps(kind)) {
+        match kinds.into_iter().find(|&kind| !kind.has_scales() && T::keeps(kind)) {
             Some(dtype) => Ok(dtype as i32),
             None => invalid(format!(
                 "rows of this type for a store of {:?}; u16 are the bits of f16 and bf16",

@@ -61,7 +61,7 @@ impl Drop for ViewHandle {
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 ///
-/// In a cache of int8 each row has a scale:
+/// In a cache of int8 or e4m3 each row has a scale:
 ///
 /// ```
 /// use kvfolio::{DType, GroupSpec, Rows, Storage};
@@ -76,6 +76,13 @@ impl Drop for ViewHandle {
 /// assert_eq!((view.k_scale(0, 0, 0, 5), view.v_scale(0, 0, 0, 5)), (Some(1.0), Some(2.0)));
 /// assert!(view.k_scale(0, 4, 0, 5).is_none()); // there are 4 blocks
 /// assert!(!view.k_scale_pointer(0, 0, 0, 5).is_null() && !view.v_scale_pointer(0, 0, 0, 5).is_null());
+///
+/// let mut storage = Storage::new(&[GroupSpec { dtype: DType::E4M3, ..group }])?;
+/// storage.as_mut().view(0)?.write_token(0, 0, 5, row(&[448.0, -1.0]), row(&[0.0, 896.0]))?;
+/// let view = storage.view(0)?;
+/// assert_eq!(view.k::<u8>(0, 0, 0, 5), Some(&[0x7e, 0xb8][..]));
+/// assert_eq!(view.v_scale(0, 0, 0, 5), Some(2.0));
+/// assert!(view.k::<i8>(0, 0, 0, 5).is_none());
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 #[derive(Clone, Copy)]
