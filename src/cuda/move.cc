@@ -64,13 +64,13 @@ Element element_of(DType dtype) {
       return Element::kBF16;
     case DType::kInt8:
       return Element::kInt8;
+    case DType::kE4M3:
+      return Element::kE4M3;
     default:
       return Element::kF32;
   }
 }
-Element element_of(const DeviceCache& cache) {
-  return cache.e4m3 ? Element::kE4M3 : element_of(cache.view.dtype);
-}
+Element element_of(const DeviceCache& cache) { return element_of(cache.view.dtype); }
 
 Status unsupported(std::string message) { return {ErrorCode::kUnsupported, std::move(message)}; }
 
@@ -93,11 +93,7 @@ Status check_memory(const DeviceCache& cache) {
 Status check_taken(const DeviceCache& cache) {
   const KVView& view = cache.view;
   if (view.dtype == DType::kF64) {
-    return unsupported("the cache is f64, allowed on a device: f32, f16, bf16, int8");
-  }
-  if (cache.e4m3 && view.dtype != DType::kInt8) {
-    return unsupported(concat("e4m3 is set for ", std::string_view(to_string(view.dtype)),
-                              ", allowed: int8, whose bytes and scales lie as those of e4m3"));
+    return unsupported("the cache is f64, allowed on a device: f32, f16, bf16, int8, e4m3");
   }
   if (view.granule) return unsupported("the cache has format granule, allowed on a device: rows");
   for (const std::int32_t dim : {view.head_dim_k, view.head_dim_v}) {

@@ -71,10 +71,8 @@ class Queue {
   [[nodiscard]] virtual std::int64_t most_items() const { return std::int64_t{1} << 30; }
 };
 
-// Until DType has e4m3: bytes and scales that lie as those of int8 do.
 struct DeviceCache {
   KVView view = {};  // memory_kind is kDevice
-  bool e4m3 = false;
 };
 
 // In device memory, kNoFault before the call. Null: nothing is reported.

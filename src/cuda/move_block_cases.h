@@ -36,52 +36,6 @@ inline std::string copy_case(Machine& machine, unsigned seed) {
   return text.empty() ? machine.reset() : text;
 }
 
-inline void convert_e4m3(const CacheTwin& from, const CacheTwin& to, std::int32_t src,
-                         std::int32_t dst) {
-  const CacheShape& shape = to.shape();
-  const bool raw = from.device.e4m3 && to.device.e4m3;
-  for (std::int32_t l = 0; l < shape.layers; ++l) {
-    for (std::int32_t h = 0; h < shape.heads; ++h) {
-      for (std::int32_t t = 0; t < shape.block_size; ++t) {
-        for (const bool is_v : {false, true}) {
-          if (is_v && (shape.dim_v == 0 || shape.prefix)) continue;
-          const std::vector<float> row = row_of(from.host, from.device.e4m3, is_v, l, src, h, t);
-          std::byte* const at = is_v ? to.host.v_at(l, dst, h, t) : to.host.k_at(l, dst, h, t);
-          std::byte* const scale = to.host.dtype != DType::kInt8 ? nullptr
-                                   : is_v                        ? to.host.v_scale_at(l, dst, h, t)
-                                                                 : to.host.k_scale_at(l, dst, h, t);
-          const auto dim = static_cast<std::int32_t>(row.size());
-          if (raw) {
-            std::memcpy(at, is_v ? from.host.v_at(l, src, h, t) : from.host.k_at(l, src, h, t),
-                        row.size());
-            std::memcpy(
-                scale,
-                is_v ? from.host.v_scale_at(l, src, h, t) : from.host.k_scale_at(l, src, h, t), 4);
-          } else if (to.device.e4m3) {
-            quantize_e4m3(row.data(), dim, at, scale);
-          } else if (to.host.dtype != DType::kInt8) {
-            for (std::int32_t d = 0; d < dim; ++d) {
-              store_value(at + d * dtype_bytes(to.host.dtype), to.host.dtype,
-                          std::bit_cast<std::uint32_t>(row[static_cast<std::size_t>(d)]));
-            }
-          } else {  // int8 by dtype.h
-            float amax = 0;
-            for (const float x : row) {
-              if (!(std::fabs(x) <= amax)) amax = std::fabs(x);
-              if (amax != amax) break;
-            }
-            const float s = quantize_scale(amax), inverse = quantize_inverse(amax);
-            std::memcpy(scale, &s, 4);
-            for (std::int32_t d = 0; d < dim; ++d) {
-              at[d] = static_cast<std::byte>(quantize(row[static_cast<std::size_t>(d)], inverse));
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
 inline std::string convert_case(Machine& machine, unsigned seed) {
   Random random(seed);
   const Element source = kElements[seed % 5], target = kElements[seed / 5 % 5];
@@ -97,18 +51,13 @@ inline std::string convert_case(Machine& machine, unsigned seed) {
   other.prefix = shape.prefix && draw(random, 0, 1) == 0;
   if (other.prefix || other.dim_v == 0) other.joined = false;
   CacheTwin to(machine, other, random);
-  if (from.device.e4m3) clean_e4m3(from.host);
+  if (source == Element::kE4M3) clean_e4m3(from.host);
   from.upload();
   to.upload();
   const auto count = static_cast<std::size_t>(draw(random, 1, 5));
   const std::vector<std::int32_t> src = draw_blocks(random, count, shape.blocks);
   const std::vector<std::int32_t> dst = draw_blocks(random, count, other.blocks);
-  Status cpu;
-  if (from.device.e4m3 || to.device.e4m3) {
-    for (std::size_t i = 0; i < count; ++i) convert_e4m3(from, to, src[i], dst[i]);
-  } else {
-    cpu = kvfolio::convert_blocks(from.host, to.host, src, dst);
-  }
+  const Status cpu = kvfolio::convert_blocks(from.host, to.host, src, dst);
   const Status device = cuda::convert_blocks(from.device, to.device, src, dst, machine.queue());
   std::string text = both_ok(cpu, device);
   if (text.empty()) text = to.differs();

@@ -28,32 +28,6 @@ inline std::vector<std::int32_t> draw_slots(Random& random, std::int32_t count,
   return all;
 }
 
-inline Status append_e4m3(const KVView& cache, std::int32_t layer, const RowsView& k,
-                          const RowsView& v, bool own_v, const std::vector<std::int32_t>& slots) {
-  for (std::size_t t = 0; t < slots.size(); ++t) {
-    if (slots[t] < 0) continue;
-    const std::int32_t block = slots[t] / cache.block_size, offset = slots[t] % cache.block_size;
-    for (std::int32_t h = 0; h < cache.num_kv_heads; ++h) {
-      for (const bool is_v : {false, true}) {
-        if (is_v && !own_v) continue;
-        const RowsView& rows = is_v ? v : k;
-        std::vector<float> row;
-        row.reserve(static_cast<std::size_t>(rows.head_dim));
-        for (std::int32_t d = 0; d < rows.head_dim; ++d) {
-          row.push_back(load_value(
-              rows.at(static_cast<std::int32_t>(t), h) + d * dtype_bytes(rows.dtype), rows.dtype));
-        }
-        quantize_e4m3(
-            row.data(), rows.head_dim,
-            is_v ? cache.v_at(layer, block, h, offset) : cache.k_at(layer, block, h, offset),
-            is_v ? cache.v_scale_at(layer, block, h, offset)
-                 : cache.k_scale_at(layer, block, h, offset));
-      }
-    }
-  }
-  return {};
-}
-
 inline std::string append_case(Machine& machine, unsigned seed) {
   Random random(seed);
   const Element element = kElements[seed % 5];
@@ -72,10 +46,7 @@ inline std::string append_case(Machine& machine, unsigned seed) {
   k.upload();
   v.upload();
   const ConstRowsView none;
-  const Status cpu =
-      cache.device.e4m3
-          ? append_e4m3(cache.host, layer, k.host, v.host, own_v, places.host)
-          : kvfolio::append(cache.host, layer, k.host, own_v ? v.host : none, places.host);
+  const Status cpu = kvfolio::append(cache.host, layer, k.host, own_v ? v.host : none, places.host);
   const Status device = cuda::append(cache.device, layer, k.device, own_v ? v.device : none,
                                      places.device, places.host.size(), machine.queue());
   std::string text = both_ok(cpu, device);
@@ -85,34 +56,12 @@ inline std::string append_case(Machine& machine, unsigned seed) {
   return concat(text, "; rows of ", std::string_view(to_string(from)), ", ", tokens, " tokens");
 }
 
-inline void gather_e4m3(const kvfolio::GatherArgs& args, bool is_v, const RowsView& rows,
-                        std::int64_t layer_stride) {
-  if (rows.data == nullptr) return;
-  for (std::int32_t layer = 0; layer < args.num_layers; ++layer) {
-    for (std::int32_t t = 0; t < args.count; ++t) {
-      const std::int32_t position = args.first + t;
-      const std::int32_t block =
-          args.block_table[static_cast<std::size_t>(position / args.cache.block_size)];
-      for (std::int32_t h = 0; h < rows.num_heads; ++h) {
-        const std::vector<float> row =
-            row_of(args.cache, true, is_v, args.first_layer + layer, block, args.first_head + h,
-                   position % args.cache.block_size);
-        for (std::size_t d = 0; d < row.size(); ++d) {
-          store_value(rows.at(t, h) + layer * layer_stride +
-                          static_cast<std::int64_t>(d) * dtype_bytes(rows.dtype),
-                      rows.dtype, std::bit_cast<std::uint32_t>(row[d]));
-        }
-      }
-    }
-  }
-}
-
 inline std::string gather_case(Machine& machine, unsigned seed) {
   Random random(seed);
   const Element element = kElements[seed % 5];
   CacheTwin cache(machine, draw_shape(random, element), random);
   const CacheShape& shape = cache.shape();
-  if (cache.device.e4m3) clean_e4m3(cache.host);
+  if (element == Element::kE4M3) clean_e4m3(cache.host);
   kvfolio::GatherArgs args{.cache = cache.host};
   args.length = draw(random, 1, 60);
   args.first = draw(random, 0, args.length - 1);
@@ -144,13 +93,7 @@ inline std::string gather_case(Machine& machine, unsigned seed) {
   args.v_layer_stride = v.copy_stride;
   if (wants_k) args.k = k.host;
   if (wants_v) args.v = v.host;
-  Status cpu;
-  if (cache.device.e4m3) {
-    gather_e4m3(args, false, args.k, args.k_layer_stride);
-    gather_e4m3(args, true, args.v, args.v_layer_stride);
-  } else {
-    cpu = kvfolio::gather(args);
-  }
+  const Status cpu = kvfolio::gather(args);
   args.block_table = {places.device, places.host.size()};
   if (wants_k) args.k = k.device;
   if (wants_v) args.v = v.device;

@@ -2,8 +2,7 @@
 #pragma once
 
 // What the cases of move_cases.h are made of: memory that exists twice, on the host and on the
-// machine where kernels run; caches of any strides and rows in it; e4m3 by its definition, which
-// the CPU does not have yet.
+// machine where kernels run; caches of any strides and rows in it; e4m3 by its definition.
 
 #include <algorithm>
 #include <array>
@@ -89,7 +88,7 @@ class Twin {
 };
 
 inline DType dtype_of(Element element) {
-  constexpr std::array kTypes{DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kInt8};
+  constexpr std::array kTypes{DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3};
   return kTypes[static_cast<std::size_t>(element)];
 }
 
@@ -207,7 +206,6 @@ class CacheTwin {
     host = view;
     device.view = view;
     device.view.memory_kind = MemoryKind::kDevice;
-    device.e4m3 = shape.element == Element::kE4M3;
     place(host, v_at, [](Twin& twin) { return twin.host(); });
     place(device.view, v_at, [](Twin& twin) { return twin.device(); });
   }
@@ -392,58 +390,6 @@ inline std::uint8_t e4m3_byte(float value) {
   }
   return static_cast<std::uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
 }
-inline float load_value(const std::byte* at, DType dtype) {
-  float single = 0;
-  std::uint16_t half = 0;
-  if (dtype == DType::kF32) {
-    std::memcpy(&single, at, sizeof single);
-    return single;
-  }
-  std::memcpy(&half, at, sizeof half);
-  return dtype == DType::kF16 ? f32_from_f16(half) : f32_from_bf16(half);
-}
-inline void quantize_e4m3(const float* row, std::int32_t dim, std::byte* to, std::byte* scale_to) {
-  float amax = 0;
-  bool bad = false;
-  for (std::int32_t d = 0; d < dim; ++d) {
-    bad = bad || !std::isfinite(row[d]);
-    amax = std::max(amax, std::fabs(row[d]));
-  }
-  const bool zero = bad || amax < kQuantizeLeast;
-  const float scale = bad ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : amax / 448.0f;
-  const float inverse = zero ? 0.0f : 448.0f / amax;
-  std::memcpy(scale_to, &scale, 4);
-  for (std::int32_t d = 0; d < dim; ++d) {
-    to[d] = zero ? std::byte{0} : std::byte{e4m3_byte(row[d] * inverse)};
-  }
-}
-// A row of a cache as f32.
-inline std::vector<float> row_of(const KVView& cache, bool e4m3, bool is_v, std::int32_t layer,
-                                 std::int32_t block, std::int32_t head, std::int32_t offset) {
-  const std::byte* const at =
-      is_v ? cache.v_at(layer, block, head, offset) : cache.k_at(layer, block, head, offset);
-  std::vector<float> row(static_cast<std::size_t>(is_v ? cache.head_dim_v : cache.head_dim_k));
-  float scale = 1;
-  if (cache.dtype == DType::kInt8) {
-    std::memcpy(&scale,
-                is_v ? cache.v_scale_at(layer, block, head, offset)
-                     : cache.k_scale_at(layer, block, head, offset),
-                4);
-  }
-  for (std::size_t d = 0; d < row.size(); ++d) {
-    if (cache.dtype != DType::kInt8) {
-      row[d] =
-          load_value(at + static_cast<std::int64_t>(d) * dtype_bytes(cache.dtype), cache.dtype);
-    } else {
-      const int byte = std::to_integer<int>(at[d]);
-      const float element =
-          e4m3 ? e4m3_number(byte) : static_cast<float>(static_cast<std::int8_t>(byte));
-      row[d] = scale != scale ? scale : element * scale;
-    }
-  }
-  return row;
-}
-
 // Elements of e4m3 that are no number come from nowhere: a cache of random bytes loses them.
 inline void clean_e4m3(const KVView& cache) {
   for (std::int32_t l = 0; l < cache.num_layers; ++l) {

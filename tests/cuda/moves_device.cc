@@ -162,7 +162,6 @@ DeviceCache make_cache(Pool& pool, Element element, bool nhd, std::int32_t layer
                           .dim_v = kDim,
                           .element = element};
   DeviceCache cache;
-  cache.e4m3 = element == Element::kE4M3;
   KVView& view = cache.view;
   view = {.num_layers = layers,
           .num_blocks = blocks,
