@@ -34,7 +34,7 @@ static void bad_groups(void) {
   BAD_FIELD(num_layers, -1);
   BAD_FIELD(num_kv_heads, INT_MIN);
   BAD_FIELD(block_size, INT_MAX);
-  BAD_FIELD(dtype, 6);
+  BAD_FIELD(dtype, 17);
   BAD_FIELD(dtype, -1);
   BAD_FIELD(format, 3);
   BAD_FIELD(kind, 2);
