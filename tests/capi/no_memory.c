@@ -47,6 +47,32 @@ static int32_t create(int fail_at, TestMemory* memory, kvfolio_token_store** out
   return code;
 }
 
+static int32_t create_blocks(int fail_at, TestMemory* memory, kvfolio_block_store** out) {
+  const kvfolio_memory_resource resource = test_resource(memory);
+  const kvfolio_group_spec group = small_group();
+  g_left = fail_at;
+  g_failed = 0;
+  g_is_on = 1;
+  const int32_t code = kvfolio_block_store_create(&group, &resource, out, &g_error);
+  g_is_on = 0;
+  return code;
+}
+
+static int places_of_a_block_store(void) {
+  TestMemory memory = {0, 0};
+  kvfolio_block_store* store = NULL;
+  int fail_at = 0;
+  for (; create_blocks(fail_at, &memory, &store) != KVFOLIO_OK; ++fail_at) {
+    CHECK(g_error.code == KVFOLIO_ERR_OUT_OF_MEMORY && g_error.message[0] != 0);
+    CHECK(store == NULL && memory.bytes_out == 0);
+  }
+  CHECK(fail_at >= 2 && g_failed == 0 && store != NULL);  // the resource and the handle
+  CHECK(memory.bytes_out > 0);
+  kvfolio_block_store_destroy(store);
+  CHECK(memory.bytes_out == 0);
+  return fail_at;
+}
+
 int main(void) {
   TestMemory memory = {0, 0};
   kvfolio_token_store* store = NULL;
@@ -63,6 +89,6 @@ int main(void) {
   CHECK(memory.bytes_out > 0);
   kvfolio_token_store_destroy(copy);
   CHECK(memory.bytes_out == 0);
-  printf("%d places without memory\n", fail_at);
+  printf("%d places without memory\n", fail_at + places_of_a_block_store());
   return 0;
 }

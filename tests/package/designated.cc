@@ -15,9 +15,9 @@ void use_every_struct();
 
 void use_every_struct() {
   take(Executor{.num_threads = 1}, MemoryUse{.used = 1}, Place{.run = 1});
-  take(GatherArgs{.length = 1}, TokenPlace{.slot = 1}, AttentionBatch{.block_table_stride = 1},
-       AttentionParams{.scale = 1.0}, AttentionSlice{.num_rows = 1}, AttentionArgs{.layer = 1},
-       AttentionState{.lse = {}});
+  take(GatherArgs{.length = 1}, GatherFrom{.layer = 1}, TokenPlace{.slot = 1},
+       AttentionBatch{.block_table_stride = 1}, AttentionParams{.scale = 1.0},
+       AttentionSlice{.num_rows = 1}, AttentionArgs{.layer = 1}, AttentionState{.lse = {}});
   take(ManagerOptions{.max_sequences = 1}, OpenOptions{.priority = 1}, ForkOptions{.priority = 1},
        Opened{.cached_tokens = 1}, Pinned{.pinned_tokens = 1}, StepOptions{.now_us = 1},
        AppendOptions{.draft = 1}, AppendDemand{.num_tokens = 1}, TrimOptions{.window = 1},

@@ -156,6 +156,18 @@ fn resources_outlive_all_that_uses_them() -> Result<()> {
     assert_eq!(second.at::<f32>(1)?, [1.0; 4]);
     drop(second);
     assert_eq!(out(), 0);
+
+    let mut blocks = BlockStore::with_resource(&group(), resource())?;
+    assert!(out() > 0);
+    let mut block = [0];
+    blocks.allocate(&mut block)?;
+    blocks.hold(&block)?;
+    blocks.make_writable(block[0])?; // the resource copies
+    drop(blocks);
+    assert_eq!(out(), 0);
+    let none = GroupSpec { num_blocks: 0, ..group() };
+    assert!(BlockStore::with_resource(&none, resource()).is_err());
+    assert_eq!(out(), 0);
     Ok(())
 }
 

@@ -10,6 +10,7 @@ fn programs_that_break_a_rule_do_not_compile() {
         "cases",
         &[
             "append_through_shared_cache",
+            "block_row_outlives_write",
             "change_while_plan_lives",
             "ended_step_is_used",
             "log_while_cache_changes",
