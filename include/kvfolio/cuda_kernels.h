@@ -12,7 +12,7 @@
 // Rules that hold for all of them:
 // - A stream is a CUstream or cudaStream_t of the device; null is its legacy stream. Calls start
 //   kernels and return: they wait for nothing and allocate nothing, except for the text of an
-//   error, and attend() may be captured in a graph, as the moves may.
+//   error.
 // - Views, rows, slots and block tables are of device memory; KVView::memory_kind says kDevice.
 //   Lists of blocks that are copied are of host memory, read before the call returns.
 // - Arguments are checked on the host, in the sentences of the CPU. Slots and entries of block

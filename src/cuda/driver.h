@@ -21,7 +21,7 @@ using DeviceAddress = unsigned long long;
 inline constexpr DriverResult kNotReady = 600;
 inline constexpr DriverResult kInvalidValue = 1;
 
-// CUlaunchAttribute and CUlaunchConfig; module_layout.cu compares them with NVIDIA's.
+// CUlaunchAttribute and CUlaunchConfig; library/driver_layout.cu compares them with NVIDIA's.
 struct LaunchAttribute {
   int id = 0;
   char pad[4] = {};

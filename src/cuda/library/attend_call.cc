@@ -56,6 +56,7 @@ Status check_shapes(const DeviceAttention& call) {
   return {};
 }
 
+// Requires: check_shapes(). No default: a new type has to be thought of here.
 Element element_of_dtype(DType dtype) {
   switch (dtype) {
     case DType::kF16:
@@ -64,9 +65,11 @@ Element element_of_dtype(DType dtype) {
       return Element::kBF16;
     case DType::kInt8:
       return Element::kInt8;
-    default:
-      return Element::kF32;
+    case DType::kF32:
+    case DType::kF64:
+      break;
   }
+  return Element::kF32;
 }
 
 Strides strides_of(const KVStrides& strides) {
@@ -93,6 +96,8 @@ CacheArgs cache_args_of(const KVView& view, std::int32_t layer) {
           .element = element_of_dtype(view.dtype)};
 }
 
+// A new field of AttentionParams changes what attend() means, so it has to be passed on here.
+static_assert(sizeof(AttentionParams) == 24);
 Mask mask_of(const AttentionParams& params) {
   return {.rule = params.window > 0 ? Rule::kSlidingWindow : Rule::kFull,
           .window = params.window,

@@ -49,9 +49,11 @@ set(table)
 set(depends)
 foreach(name IN LISTS image_names)
   string(APPEND symbols "        .balign 64\n        .globl kvfolio_image_${name}\n        .hidden kvfolio_image_${name}\n"
-    "kvfolio_image_${name}:\n        .incbin \"${CMAKE_CURRENT_BINARY_DIR}/${name}.image\"\n")
-  string(APPEND declarations "extern \"C\" const unsigned char kvfolio_image_${name}[];\n")
-  string(APPEND table "    {\"${name}\", kvfolio_image_${name}},\n")
+    "kvfolio_image_${name}:\n        .incbin \"${CMAKE_CURRENT_BINARY_DIR}/${name}.image\"\n"
+    "        .globl kvfolio_image_${name}_end\n        .hidden kvfolio_image_${name}_end\nkvfolio_image_${name}_end:\n")
+  string(APPEND declarations "extern \"C\" const unsigned char kvfolio_image_${name}[], kvfolio_image_${name}_end[];\n")
+  string(APPEND table "    {\"${name}\", kvfolio_image_${name},\n"
+    "     static_cast<std::size_t>(kvfolio_image_${name}_end - kvfolio_image_${name})},\n")
   list(APPEND depends ${CMAKE_CURRENT_BINARY_DIR}/${name}.image)
 endforeach()
 file(CONFIGURE OUTPUT kernel_images.S CONTENT
@@ -65,11 +67,16 @@ file(CONFIGURE OUTPUT kernel_images.cc CONTENT
 @declarations@
 namespace kvfolio::cuda {
 std::span<const KernelImage> kernel_images() {
-  static constexpr KernelImage kImages[] = {
+  static const KernelImage kImages[] = {
 @table@  };
   return kImages;
 }
 }  // namespace kvfolio::cuda
 " @ONLY)
+add_custom_command(OUTPUT driver_layout.o
+  COMMAND ${nvcc} -c -o driver_layout.o ${CMAKE_CURRENT_SOURCE_DIR}/driver_layout.cu
+  DEPENDS driver_layout.cu ${PROJECT_SOURCE_DIR}/src/cuda/driver.h
+  COMMENT "nvcc driver_layout.cu" VERBATIM)
+add_custom_target(kvfolio_driver_layout ALL DEPENDS driver_layout.o)
 set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/kernel_images.S PROPERTIES OBJECT_DEPENDS "${depends}")
 set(images ${CMAKE_CURRENT_BINARY_DIR}/kernel_images.S ${CMAKE_CURRENT_BINARY_DIR}/kernel_images.cc)

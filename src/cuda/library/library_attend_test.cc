@@ -31,7 +31,7 @@ using testing::HasSubstr;
 
 constexpr int kImage = 0;
 constexpr KernelImage kImages[] = {
-    {"moves", &kImage}, {"attend", &kImage}, {"attend_bf16_64", &kImage}};
+    {"moves", &kImage, 4}, {"attend", &kImage, 4}, {"attend_bf16_64", &kImage, 4}};
 
 // ---- names and numbers ----
 
@@ -309,6 +309,39 @@ TEST(CudaAttend, APlanIsForCallsOfItsShapesOnly) {
   EXPECT_THAT(said([](DeviceAttention& call) { call.batch.query_start = start; }),
               HasSubstr("q is [6 tokens, 4 heads, head_dim 24], allowed: [7, 4, 24]"));
   EXPECT_THAT(said([](DeviceAttention& call) { call.params.scale = 0; }), HasSubstr("scale"));
+}
+
+// Each call of the driver fails once: it is said, no context stays current, the next try is right.
+TEST(CudaAttend, EveryCallOfTheDriverMayFail) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32);
+  auto pinned = *PinnedMemory::allocate(twins.device, 1 << 16);
+  std::byte* const memory = *twins.memory->allocate(1 << 20);
+  const auto try_all = [&]() -> Status {
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+    if (!plan) return plan.error();
+    KVFOLIO_CHECK(plan->workspace_bytes() < (1 << 19));
+    std::byte* const workspace = memory + (1 << 16);
+    KVFOLIO_RETURN_IF_ERROR(upload(*twins.kernels, *plan, {pinned.data(), 1 << 16}, memory,
+                                   workspace, twins.stream.handle()));
+    return attend(*twins.kernels, twins.call, *plan, memory, workspace, twins.stream.handle());
+  };
+  int failed = 0;
+  for (int at = 1;; ++at) {
+    fake.count = 0;
+    fake.fail_at = at;
+    fake.fail_with = 2;
+    const Status status = try_all();
+    fake.fail_at = 0;
+    ASSERT_TRUE(fake.current.empty()) << at;
+    if (status.ok()) break;
+    EXPECT_EQ(status.code(), ErrorCode::kOutOfMemory) << at << status.message();
+    EXPECT_THAT(status.message(), HasSubstr("device 0 (Fake 0) failed to ")) << at;
+    ++failed;
+  }
+  EXPECT_GE(failed, 40);
+  EXPECT_TRUE(try_all().ok());
+  EXPECT_TRUE(twins.stream.synchronize().ok());
 }
 
 TEST(CudaAttend, WrongArgumentsAreNamed) {

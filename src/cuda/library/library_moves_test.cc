@@ -25,7 +25,7 @@ using cases::RowsTwin;
 using testing::HasSubstr;
 
 constexpr int kImage = 0;
-constexpr KernelImage kImages[] = {{"moves", &kImage}};
+constexpr KernelImage kImages[] = {{"moves", &kImage, 4}};
 
 // The kernels of move_kernels.cuh by their names in a module.
 std::function<std::function<void()>(const FakeDriver::Start&)> host_kernels() {
