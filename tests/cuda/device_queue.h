@@ -2,7 +2,7 @@
 #pragma once
 
 // A stream of CUDA's run-time as a Queue, for the program that checks and times the moves on a
-// device. The library will start its kernels through the driver instead.
+// device. The library starts its kernels through the driver instead.
 
 #include <cuda_runtime_api.h>
 

@@ -9,7 +9,7 @@
 //   copy plan->image to `image` on the device, and have plan->workspace_bytes there
 //   Status status = attend(call, *plan, image, workspace, launcher);
 //
-// Internal: it is neither installed nor in a library yet. Nothing here needs CUDA: a Launcher
+// Internal: library/attend_call.cc has the public calls. Nothing here needs CUDA: a Launcher
 // starts kernels (launch.cu on a GPU, host_launch.h on a CPU, for tests). Pointers are to the
 // memory of the launcher's device; what they point to cannot be checked here, and neither can
 // entries of the block table. Thread safety: no state.

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Links libkvfolio_cuda and starts, with a driver or without: then it prints why there is no
+// device.
+
+#include <cstdio>
+
+#include "kvfolio/cuda.hpp"
+#include "kvfolio/storage.h"
+
+namespace {
+
+using namespace kvfolio;
+
+// What an engine has in device memory for one step of one layer, and a stream.
+struct Step {
+  ConstRowsView k, v;
+  std::span<const std::int32_t> slots;
+  cuda::DeviceAttention call;
+  std::span<std::byte> pinned;
+  std::byte *image, *workspace;
+  void* stream;
+};
+
+Status run_step(cuda::Kernels& kernels, const Step& step) {
+  Result<cuda::AttendPlan> plan = cuda::plan_attend(kernels, step.call);  // once for all layers
+  if (!plan) return plan.error();
+  void* const stream = step.stream;
+  KVFOLIO_RETURN_IF_ERROR(
+      cuda::upload(kernels, *plan, step.pinned, step.image, step.workspace, stream));
+  const KVView& cache = step.call.cache;
+  KVFOLIO_RETURN_IF_ERROR(
+      cuda::append(kernels, cache, step.call.layer, step.k, step.v, step.slots, stream));
+  return cuda::attend(kernels, step.call, *plan, step.image, step.workspace, stream);
+}
+
+// A cache on the device, and one empty step over it.
+Status run(const CacheSpec& spec) {
+  Result<std::shared_ptr<cuda::Device>> device = cuda::Device::open(0);
+  if (!device) return device.error();
+  Result<std::shared_ptr<cuda::Kernels>> kernels = cuda::Kernels::load(*device);
+  if (!kernels) return kernels.error();
+  auto memory = cuda::DeviceMemory::create(*device, {.kernels = *kernels});
+  if (!memory) return memory.error();
+  auto storage = KVStorage::create(spec, memory->get());
+  if (!storage) return storage.error();
+  Step step{};
+  step.call.cache = *storage->view(GroupId(0));
+  return run_step(**kernels, step);
+}
+
+}  // namespace
+
+int main() {
+  const Status status = cuda::available();
+  std::printf("%s\n", status.message().c_str());
+  const Status ran = run({.groups = {{.head_dim_k = 64, .head_dim_v = 64, .num_blocks = 4}}});
+  std::printf("%s\n", ran.message().c_str());
+  if (status.ok()) return ran.ok() ? 1 : 0;  // an empty call is refused
+  return status.code() == ErrorCode::kUnavailable && ran.message() == status.message() ? 0 : 1;
+}
