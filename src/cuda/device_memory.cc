@@ -11,16 +11,17 @@
 #include <cstring>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
+#include "cuda/pointers.h"
 
-namespace kvfolio::cuda {
+namespace kvfolio::cuda::staged {
 namespace {
 
 using text::concat;
 
 constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
 constexpr unsigned kDisableTiming = 2;  // events
-constexpr unsigned kPortable = 1;       // pinned for every context
 // Fewer runs than this are copies of their own: a kernel and its staging cost about as much.
 constexpr std::size_t kFewRuns = 4;
 constexpr std::int64_t kBytesOfBlock = 256 * 4 * 16;  // of threads, see move_runs
@@ -28,38 +29,22 @@ constexpr std::int64_t kBytesOfBlock = 256 * 4 * 16;  // of threads, see move_ru
 DeviceAddress address_of(const std::byte* memory) {
   return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
 }
+std::byte* pointer_to(DeviceAddress address) {
+  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+}
+
+Status check_lent(Device& device, const DeviceMemoryOptions& options) {
+  if (options.lent == nullptr) return invalid("lent is null");
+  if (address_of(options.lent) % kMemoryAlignment != 0) {
+    return invalid(concat("lent is not aligned to ", kMemoryAlignment, " bytes"));
+  }
+  if (options.lent_bytes < 1) {
+    return invalid(concat("lent_bytes is ", options.lent_bytes, ", allowed: at least 1"));
+  }
+  return check_device_pointer(device, "lent", options.lent);
+}
 
 }  // namespace
-
-Result<PinnedMemory> PinnedMemory::allocate(std::shared_ptr<Device> device, std::int64_t bytes) {
-  void* memory = nullptr;
-  KVFOLIO_RETURN_IF_ERROR(
-      device->run([&] { return concat("to pin ", bytes, " bytes of host memory"); },
-                  [&](const DriverCalls& calls) {
-                    return calls.host_allocate(&memory, static_cast<std::size_t>(bytes), kPortable);
-                  }));
-  PinnedMemory result;
-  result.device_ = std::move(device);
-  result.data_ = static_cast<std::byte*>(memory);
-  result.bytes_ = bytes;
-  return result;
-}
-
-PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
-  if (this == &other) return *this;
-  release();
-  device_ = std::move(other.device_);
-  data_ = std::exchange(other.data_, nullptr);
-  bytes_ = std::exchange(other.bytes_, 0);
-  return *this;
-}
-
-void PinnedMemory::release() noexcept {
-  if (data_ == nullptr) return;
-  static_cast<void>(device_->run("to unpin host memory",
-                                 [&](const DriverCalls& calls) { return calls.host_free(data_); }));
-  data_ = nullptr;
-}
 
 Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr<Device>& device,
                                                            const DeviceMemoryOptions& options) {
@@ -67,7 +52,11 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr
     return Status(ErrorCode::kInvalidArgument,
                   concat("staging_bytes is ", options.staging_bytes, ", allowed: at least 128"));
   }
+  if (options.source == DeviceSource::kLent) KVFOLIO_RETURN_IF_ERROR(check_lent(*device, options));
   std::unique_ptr<DeviceMemory> memory(new DeviceMemory(device));
+  memory->source_ = options.source;
+  memory->lent_ = options.lent;
+  memory->lent_bytes_ = options.lent_bytes;
   Result<PinnedMemory> staging = PinnedMemory::allocate(device, options.staging_bytes);
   if (!staging) return staging.error();
   memory->staging_ = *std::move(staging);
@@ -102,21 +91,47 @@ DeviceMemory::~DeviceMemory() {
   }));
 }
 
+Result<std::byte*> DeviceMemory::cut_from_lent(std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::int64_t room = lent_bytes_ - lent_used_;
+  if (bytes > room) {
+    return Status(ErrorCode::kOutOfMemory,
+                  concat("of ", lent_bytes_, " lent bytes ", room, " are left, needed: ", bytes));
+  }
+  std::byte* const result = lent_ + lent_used_;
+  lent_used_ = std::min(lent_bytes_, lent_used_ + (bytes + kMemoryAlignment - 1) /
+                                                      kMemoryAlignment * kMemoryAlignment);
+  ++lent_pieces_;
+  return result;
+}
+
 Result<std::byte*> DeviceMemory::allocate(std::int64_t bytes) {
+  if (source_ == DeviceSource::kLent) return cut_from_lent(bytes);
   DeviceAddress address = 0;
-  KVFOLIO_RETURN_IF_ERROR(device_->run([&] { return concat("to allocate ", bytes, " bytes"); },
-                                       [&](const DriverCalls& calls) {
-                                         return calls.memory_allocate(
-                                             &address, static_cast<std::size_t>(bytes));
-                                       }));
-  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+  KVFOLIO_RETURN_IF_ERROR(device_->run(
+      [&] { return concat("to allocate ", bytes, " bytes"); },
+      [&](const DriverCalls& calls) {
+        const auto size = static_cast<std::size_t>(bytes);
+        if (source_ == DeviceSource::kPlain) return calls.memory_allocate(&address, size);
+        const DriverResult error = calls.memory_allocate_in_stream(&address, size, stream_);
+        // Then it is there for every stream.
+        return error != 0 ? error : calls.stream_synchronize(stream_);
+      }));
+  return pointer_to(address);
 }
 
 void DeviceMemory::deallocate(std::byte* memory, std::int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  keep(device_->run(
-      [&] { return concat("to free ", bytes, " bytes"); },
-      [&](const DriverCalls& calls) { return calls.memory_free(address_of(memory)); }));
+  if (source_ == DeviceSource::kLent) {
+    if (--lent_pieces_ == 0) lent_used_ = 0;
+    return;
+  }
+  keep(device_->run([&] { return concat("to free ", bytes, " bytes"); },
+                    [&](const DriverCalls& calls) {
+                      return source_ == DeviceSource::kPlain
+                                 ? calls.memory_free(address_of(memory))
+                                 : calls.memory_free_in_stream(address_of(memory), stream_);
+                    }));
 }
 
 void DeviceMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
@@ -334,4 +349,4 @@ Status DeviceMemory::move_out(std::span<const CopyRun> runs) {
   return finish_half(halves_[current]);
 }
 
-}  // namespace kvfolio::cuda
+}  // namespace kvfolio::cuda::staged

@@ -19,39 +19,23 @@
 
 #include "cuda/driver.h"
 #include "cuda/move_module.h"
+#include "kvfolio/cuda_memory.h"
 #include "kvfolio/memory.h"
 
-namespace kvfolio::cuda {
-
-// Memory of the host that a device reads and writes while the host goes on.
-class PinnedMemory {
- public:
-  static Result<PinnedMemory> allocate(std::shared_ptr<Device> device, std::int64_t bytes);
-  PinnedMemory() = default;
-  PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
-  ~PinnedMemory() { release(); }
-
-  [[nodiscard]] std::byte* data() const noexcept { return data_; }
-  [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
-
- private:
-  void release() noexcept;
-  std::shared_ptr<Device> device_;
-  std::byte* data_ = nullptr;
-  std::int64_t bytes_ = 0;
-};
+// What cuda_memory.h makes: its DeviceMemory with the kernels of a MoveModule.
+namespace kvfolio::cuda::staged {
 
 struct DeviceMemoryOptions {
   // Pinned, of both pieces together. At least 128.
   std::int64_t staging_bytes = std::int64_t{16} << 20;
   // A queue of the same device; then as much memory of the device is staging too. Null: no kernels.
   std::shared_ptr<MoveModule> kernels = nullptr;
+  DeviceSource source = DeviceSource::kPlain;
+  std::byte* lent = nullptr;  // kLent
+  std::int64_t lent_bytes = 0;
 };
 
-class DeviceMemory final : public MemoryResource {
+class DeviceMemory final : public cuda::DeviceMemory {
  public:
   // kOutOfMemory, kUnavailable: as Device::run(). kInvalidArgument: the options.
   static Result<std::unique_ptr<DeviceMemory>> create(const std::shared_ptr<Device>& device,
@@ -70,7 +54,7 @@ class DeviceMemory final : public MemoryResource {
   [[nodiscard]] bool copy_out(std::span<const CopyRun> runs) noexcept override;
 
   // The first failure since the last call; ok if there was none.
-  [[nodiscard]] Status take_error();
+  [[nodiscard]] Status take_error() override;
 
  private:
   // Half of the staging, and what it holds of a copy.
@@ -91,6 +75,7 @@ class DeviceMemory final : public MemoryResource {
   };
 
   explicit DeviceMemory(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  Result<std::byte*> cut_from_lent(std::int64_t bytes);
   Status copy_within(std::span<const CopyRun> runs);
   Status move_in(std::span<const CopyRun> runs);
   Status move_out(std::span<const CopyRun> runs);
@@ -108,8 +93,14 @@ class DeviceMemory final : public MemoryResource {
   std::int64_t half_bytes_ = 0;
   std::array<Half, 2> halves_;
   void* stream_ = nullptr;
+  DeviceSource source_ = DeviceSource::kPlain;
+  // Lent memory: how much is given out, in how many pieces.
+  std::byte* lent_ = nullptr;
+  std::int64_t lent_bytes_ = 0;
+  std::int64_t lent_used_ = 0;
+  std::int64_t lent_pieces_ = 0;
   std::mutex mutex_;
   Status error_;
 };
 
-}  // namespace kvfolio::cuda
+}  // namespace kvfolio::cuda::staged

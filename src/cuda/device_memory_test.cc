@@ -20,6 +20,8 @@
 namespace kvfolio::cuda {
 namespace {
 
+using staged::DeviceMemory;
+using staged::DeviceMemoryOptions;
 using testing::HasSubstr;
 
 std::vector<std::byte> random_bytes(std::mt19937& random, std::size_t bytes) {

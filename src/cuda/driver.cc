@@ -4,8 +4,10 @@
 
 #include <dlfcn.h>
 
+#include <tuple>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
 
 namespace kvfolio::cuda {
@@ -17,6 +19,9 @@ using text::concat;
 constexpr DriverResult kOutOfMemory = 2;
 constexpr int kMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 constexpr int kMinor = 76;
+constexpr int kMultiprocessors = 16;
+constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
+constexpr unsigned kDisableTiming = 2;  // events
 
 // After these the context gives no more answers: the manual says the process has to make another.
 bool ends_context(DriverResult error) {
@@ -50,8 +55,8 @@ std::string version_text(int version) { return concat(version / 1000, ".", versi
 
 Status unavailable(std::string message) { return {ErrorCode::kUnavailable, std::move(message)}; }
 
-// The driver is there and new enough, and has a device of this number.
-Status check_driver(const DriverCalls& calls, int ordinal) {
+// The driver is there and new enough: how many devices it has, at least one.
+Result<std::int32_t> count_devices(const DriverCalls& calls) {
   if (const DriverResult error = calls.init(0); error != 0) {
     return unavailable(concat("CUDA's driver does not start: ", error_name(calls, error)));
   }
@@ -67,9 +72,7 @@ Status check_driver(const DriverCalls& calls, int ordinal) {
     return unavailable(concat("CUDA's driver counts no devices: ", error_name(calls, error)));
   }
   if (count == 0) return unavailable("CUDA's driver has no device");
-  if (ordinal >= 0 && ordinal < count) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat("device ", ordinal, ": devices are 0 to ", count - 1)};
+  return count;
 }
 
 }  // namespace
@@ -95,8 +98,32 @@ Result<DriverCalls> load_driver(const char* library) {
   return calls;
 }
 
-Result<std::shared_ptr<Device>> Device::open(const DriverCalls& calls, int ordinal) {
-  KVFOLIO_RETURN_IF_ERROR(check_driver(calls, ordinal));
+Result<std::int32_t> num_devices() {
+  const Result<DriverCalls> calls = load_driver();
+  if (!calls) return calls.error();
+  return count_devices(*calls);
+}
+
+Status available() {
+  const Result<std::int32_t> count = num_devices();
+  return count ? Status() : count.error();
+}
+
+Device::Device(const DriverCalls& calls, std::int32_t ordinal)
+    : calls_(std::make_unique<const DriverCalls>(calls)), ordinal_(ordinal) {}
+
+Result<std::shared_ptr<Device>> Device::open(std::int32_t ordinal) {
+  const Result<DriverCalls> calls = load_driver();
+  if (!calls) return calls.error();
+  return open(*calls, ordinal);
+}
+
+Result<std::shared_ptr<Device>> Device::open(const DriverCalls& calls, std::int32_t ordinal) {
+  const Result<std::int32_t> count = count_devices(calls);
+  if (!count) return count.error();
+  if (ordinal < 0 || ordinal >= *count) {
+    return invalid(concat("device ", ordinal, ": devices are 0 to ", *count - 1));
+  }
   std::shared_ptr<Device> device(new Device(calls, ordinal));
   const auto ask = [&](std::string_view what, DriverResult error) -> Status {
     if (error == 0) return {};
@@ -104,35 +131,39 @@ Result<std::shared_ptr<Device>> Device::open(const DriverCalls& calls, int ordin
                               " is not to be had: ", error_name(calls, error)));
   };
   char name[256] = {};
-  int major = 0, minor = 0;
   KVFOLIO_RETURN_IF_ERROR(ask("number", calls.device_get(&device->device_, ordinal)));
   KVFOLIO_RETURN_IF_ERROR(ask("name", calls.device_name(name, sizeof name - 1, device->device_)));
-  KVFOLIO_RETURN_IF_ERROR(
-      ask("capability", calls.device_attribute(&major, kMajor, device->device_)));
-  KVFOLIO_RETURN_IF_ERROR(
-      ask("capability", calls.device_attribute(&minor, kMinor, device->device_)));
   device->name_ = name;
-  if (major < kLeastMajor) {
-    return Status(ErrorCode::kUnsupported,
-                  concat("device ", ordinal, " (", device->name_, ") has compute capability ",
-                         major, ".", minor, ", needed: ", kLeastMajor, ".0 or higher"));
+  for (const auto& [value, attribute, what] :
+       {std::tuple{&device->major_, kMajor, "capability"},
+        {&device->minor_, kMinor, "capability"},
+        {&device->num_multiprocessors_, kMultiprocessors, "size"}}) {
+    KVFOLIO_RETURN_IF_ERROR(ask(what, calls.device_attribute(value, attribute, device->device_)));
+  }
+  if (device->major_ < kLeastMajor) {
+    return Status(
+        ErrorCode::kUnsupported,
+        concat("device ", ordinal, " (", device->name_, ") has compute capability ", device->major_,
+               ".", device->minor_, ", needed: ", kLeastMajor, ".0 or higher"));
   }
   KVFOLIO_RETURN_IF_ERROR(ask("context", calls.context_retain(&device->context_, device->device_)));
   return device;
 }
 
 Device::~Device() {
-  if (context_ != nullptr) static_cast<void>(calls_.context_release(device_));
+  if (context_ != nullptr) static_cast<void>(calls_->context_release(device_));
 }
+
+std::string Device::target() const { return concat("cuda-sm", major_, minor_); }
 
 Status Device::status() const {
   const std::lock_guard lock(mutex_);
   return death_;
 }
 
-Status Device::failed(std::string_view what, DriverResult error) {
+Status Device::failed(std::string_view what, int error) {
   std::string text =
-      concat("device ", ordinal_, " (", name_, ") failed ", what, ": ", error_name(calls_, error));
+      concat("device ", ordinal_, " (", name_, ") failed ", what, ": ", error_name(*calls_, error));
   if (!ends_context(error)) {
     return {error == kOutOfMemory ? ErrorCode::kOutOfMemory : ErrorCode::kUnavailable,
             std::move(text)};
@@ -143,6 +174,107 @@ Status Device::failed(std::string_view what, DriverResult error) {
     dead_.store(true, std::memory_order_release);
   }
   return death_;
+}
+
+Status Device::synchronize() {
+  return run("to wait for all of its work",
+             [](const DriverCalls& calls) { return calls.context_synchronize(); });
+}
+
+// ---- events and streams ----
+
+namespace {
+
+// What a query of the driver says: it is no error that something is not ready yet.
+template <typename Query>
+Result<bool> ask_whether_ready(Device& device, std::string_view what, Query&& query) {
+  bool ready = true;
+  KVFOLIO_RETURN_IF_ERROR(device.run(what, [&](const DriverCalls& calls) {
+    const DriverResult result = query(calls);
+    ready = result != kNotReady;
+    return ready ? result : 0;
+  }));
+  return ready;
+}
+
+}  // namespace
+
+Result<Event> Event::create(std::shared_ptr<Device> device) {
+  Event event;
+  KVFOLIO_RETURN_IF_ERROR(device->run("to make an event", [&](const DriverCalls& calls) {
+    return calls.event_create(&event.handle_, kDisableTiming);
+  }));
+  event.device_ = std::move(device);
+  return event;
+}
+
+Event& Event::operator=(Event&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  device_ = std::move(other.device_);
+  handle_ = std::exchange(other.handle_, nullptr);
+  return *this;
+}
+
+void Event::release() noexcept {
+  if (device_ == nullptr || handle_ == nullptr) return;
+  static_cast<void>(device_->run(
+      "to end an event", [&](const DriverCalls& calls) { return calls.event_destroy(handle_); }));
+}
+
+Status Event::record(void* stream) {
+  return device_->run("to record an event", [&](const DriverCalls& calls) {
+    return calls.event_record(handle_, stream);
+  });
+}
+
+Result<bool> Event::passed() {
+  return ask_whether_ready(*device_, "to look at an event",
+                           [&](const DriverCalls& calls) { return calls.event_query(handle_); });
+}
+
+Status Event::synchronize() {
+  return device_->run("to wait for an event",
+                      [&](const DriverCalls& calls) { return calls.event_synchronize(handle_); });
+}
+
+Status Event::hold_back(void* stream) {
+  return device_->run("to let a stream wait for an event", [&](const DriverCalls& calls) {
+    return calls.stream_wait_event(stream, handle_, 0);
+  });
+}
+
+Result<Stream> Stream::create(std::shared_ptr<Device> device) {
+  Stream stream;
+  KVFOLIO_RETURN_IF_ERROR(device->run("to make a stream", [&](const DriverCalls& calls) {
+    return calls.stream_create(&stream.handle_, kNonBlocking);
+  }));
+  stream.device_ = std::move(device);
+  return stream;
+}
+
+Stream& Stream::operator=(Stream&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  device_ = std::move(other.device_);
+  handle_ = std::exchange(other.handle_, nullptr);
+  return *this;
+}
+
+void Stream::release() noexcept {
+  if (device_ == nullptr || handle_ == nullptr) return;
+  static_cast<void>(device_->run(
+      "to end a stream", [&](const DriverCalls& calls) { return calls.stream_destroy(handle_); }));
+}
+
+Result<bool> Stream::done() {
+  return ask_whether_ready(*device_, "to look at a stream",
+                           [&](const DriverCalls& calls) { return calls.stream_query(handle_); });
+}
+
+Status Stream::synchronize() {
+  return device_->run("to wait for a stream",
+                      [&](const DriverCalls& calls) { return calls.stream_synchronize(handle_); });
 }
 
 }  // namespace kvfolio::cuda

@@ -2,9 +2,10 @@
 #pragma once
 
 // A driver for tests, which fills the table of driver.h. Its device memory has addresses that no
-// CPU may touch. A stream does nothing until a call has to wait for it, or at random moments
-// before: so a copy reads and writes host memory as late as a real one may. Any call can be made to
-// fail.
+// CPU may touch, unless a test wants kernels to run: then memory is touchable, and `kernel` makes
+// of a launch what its stream does. A stream does nothing until a call has to wait for it, or at
+// random moments before: so a copy reads and writes host memory as late as a real one may. Any call
+// can be made to fail.
 
 #include <cstring>
 #include <deque>
@@ -33,6 +34,15 @@ class FakeDriver {
   int version = 13000;
   int devices = 2;
   int major = 9;
+  int minor = 5;
+  bool touchable = false;
+  // What a launch does, or an empty function: that kernel is not known.
+  struct Start {
+    std::string name;
+    unsigned x, y, z, threads, shared_bytes;
+    const void* args;  // read before it returns
+  };
+  std::function<std::function<void()>(const Start&)> kernel;
   // The call of this number, from 1 on, answers fail_with and does nothing; 0: none.
   int fail_at = 0;
   DriverResult fail_with = 2;
@@ -51,7 +61,8 @@ class FakeDriver {
     std::vector<std::byte> args;  // the first of them
   };
   std::vector<Launch> launches;
-  std::size_t args_bytes = 16;  // of a launch that are kept
+  std::size_t args_bytes = 16;              // of a launch that are kept
+  std::map<std::string, int> shared_bytes;  // that a kernel was allowed, by name
 
   // What was taken and not given back.
   [[nodiscard]] std::size_t open() const {
@@ -62,13 +73,20 @@ class FakeDriver {
   }
   [[nodiscard]] std::size_t device_bytes() const {
     std::size_t bytes = 0;
-    for (const auto& [address, memory] : memory_) bytes += memory.size();
+    for (const auto& [address, memory] : memory_) bytes += memory.bytes;
     return bytes;
   }
 
  private:
   using Work = std::function<void()>;
+  struct Memory {
+    std::unique_ptr<std::byte[]> owner;
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+    int device = 0;
+  };
   struct Stream {
+    void* context = nullptr;
     std::deque<Work> work;
     std::size_t done = 0, started = 0;
   };
@@ -102,10 +120,31 @@ class FakeDriver {
     auto next = memory_.upper_bound(address);
     KVFOLIO_CHECK(next != memory_.begin());
     auto& [base, memory] = *--next;
-    KVFOLIO_CHECK(address - base + bytes <= memory.size());
-    return memory.data() + (address - base);
+    KVFOLIO_CHECK(address - base + bytes <= memory.bytes);
+    return memory.data + (address - base);
+  }
+  // The memory that has an address; null: memory of the host.
+  const Memory* find(DeviceAddress address) const {
+    auto next = memory_.upper_bound(address);
+    if (next == memory_.begin()) return nullptr;
+    const auto& [base, memory] = *--next;
+    return address - base < memory.bytes ? &memory : nullptr;
+  }
+  [[nodiscard]] bool is_pinned(DeviceAddress address) const {
+    for (const auto& [begin, memory] : pinned_) {
+      if (address - reinterpret_cast<std::uintptr_t>(begin) < memory.second) return true;
+    }
+    return false;
   }
   DriverResult start(void* stream, Work work) {
+    if (stream == nullptr) {  // the legacy stream comes behind all others
+      for (auto& other : streams_) {
+        while (step(*other)) {
+        }
+      }
+      work();
+      return 0;
+    }
     auto* const s = static_cast<Stream*>(stream);
     s->work.push_back(std::move(work));
     ++s->started;
@@ -124,8 +163,8 @@ class FakeDriver {
 
   friend struct FakeCalls;
   std::mt19937 random_;
-  std::map<DeviceAddress, std::vector<std::byte>> memory_;
-  std::map<void*, std::unique_ptr<std::byte[]>> pinned_;
+  std::map<DeviceAddress, Memory> memory_;
+  std::map<void*, std::pair<std::unique_ptr<std::byte[]>, std::size_t>> pinned_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Event>> events_;
   DeviceAddress next_ = 0x100000000000;
@@ -159,7 +198,7 @@ struct FakeCalls {
     return fake().enter("cuDeviceGetName");
   }
   static DriverResult device_attribute(int* value, int attribute, int) {
-    *value = attribute == 75 ? fake().major : attribute == 76 ? 5 : 0;
+    *value = attribute == 75 ? fake().major : attribute == 76 ? fake().minor : 132;
     return fake().enter("cuDeviceGetAttribute");
   }
   static void* context_of(int device) {
@@ -194,9 +233,60 @@ struct FakeCalls {
   }
   static DriverResult memory_allocate(DeviceAddress* address, std::size_t bytes) {
     if (const DriverResult error = enter("cuMemAlloc"); error != 0) return error;
-    *address = fake().next_;
+    return take(address, bytes);
+  }
+  static DriverResult take(DeviceAddress* address, std::size_t bytes) {
+    FakeDriver::Memory memory;
+    memory.bytes = bytes;
+    memory.device = current_device();
+    memory.owner = std::make_unique<std::byte[]>(bytes + 512);
+    void* data = memory.owner.get();
+    std::size_t room = bytes + 512;
+    memory.data = static_cast<std::byte*>(std::align(256, bytes, data, room));
+    std::memset(memory.data, 0xa5, bytes);
+    *address = fake().touchable ? reinterpret_cast<std::uintptr_t>(memory.data) : fake().next_;
     fake().next_ += (bytes + 511) / 256 * 256;
-    fake().memory_[*address] = std::vector<std::byte>(bytes, std::byte{0xa5});
+    fake().memory_[*address] = std::move(memory);
+    return 0;
+  }
+  static int current_device() {
+    for (int device = 0; device < 8; ++device) {
+      if (fake().current.back() == context_of(device)) return device;
+    }
+    return -1;
+  }
+  static DriverResult memory_allocate_in_stream(DeviceAddress* address, std::size_t bytes,
+                                                void* stream) {
+    if (const DriverResult error = enter("cuMemAllocAsync"); error != 0) return error;
+    static_cast<void>(stream);
+    return take(address, bytes);
+  }
+  static DriverResult memory_free_in_stream(DeviceAddress address, void* stream) {
+    if (const DriverResult error = enter("cuMemFreeAsync"); error != 0) return error;
+    static_cast<void>(stream_synchronize(stream));
+    KVFOLIO_CHECK(fake().memory_.erase(address) == 1);
+    return 0;
+  }
+  static DriverResult memory_set(DeviceAddress to, unsigned char value, std::size_t bytes,
+                                 void* stream) {
+    if (const DriverResult error = enter("cuMemsetD8Async"); error != 0) return error;
+    std::byte* const at = fake().bytes_at(to, bytes);
+    return fake().start(stream, [=] { std::memset(at, value, bytes); });
+  }
+  static DriverResult pointer_attribute(void* value, int attribute, DeviceAddress pointer) {
+    if (const DriverResult error = enter("cuPointerGetAttribute"); error != 0) return error;
+    const FakeDriver::Memory* const memory = fake().find(pointer);
+    const bool pinned = fake().is_pinned(pointer);
+    if (memory == nullptr && !pinned) return kInvalidValue;
+    *static_cast<int*>(value) = attribute != 2 ? (pinned ? 0 : memory->device) : pinned ? 1 : 2;
+    return 0;
+  }
+  static DriverResult context_synchronize() {
+    if (const DriverResult error = enter("cuCtxSynchronize"); error != 0) return error;
+    for (auto& stream : fake().streams_) {
+      while (FakeDriver::step(*stream)) {
+      }
+    }
     return 0;
   }
   static DriverResult memory_free(DeviceAddress address) {
@@ -208,7 +298,7 @@ struct FakeCalls {
     if (const DriverResult error = enter("cuMemHostAlloc"); error != 0) return error;
     auto owner = std::make_unique<std::byte[]>(bytes);
     *memory = owner.get();
-    fake().pinned_[*memory] = std::move(owner);
+    fake().pinned_[*memory] = {std::move(owner), bytes};
     return 0;
   }
   static DriverResult host_free(void* memory) {
@@ -235,8 +325,28 @@ struct FakeCalls {
   }
   static DriverResult stream_create(void** stream, unsigned) {
     if (const DriverResult error = enter("cuStreamCreate"); error != 0) return error;
-    *stream = fake().streams_.emplace_back(std::make_unique<FakeDriver::Stream>()).get();
+    auto made = std::make_unique<FakeDriver::Stream>();
+    made->context = fake().current.back();
+    *stream = fake().streams_.emplace_back(std::move(made)).get();
     return 0;
+  }
+  static DriverResult stream_query(void* stream) {
+    if (const DriverResult error = enter("cuStreamQuery"); error != 0) return error;
+    return static_cast<FakeDriver::Stream*>(stream)->work.empty() ? 0 : kNotReady;
+  }
+  static DriverResult stream_wait_event(void* stream, void* event, unsigned) {
+    if (const DriverResult error = enter("cuStreamWaitEvent"); error != 0) return error;
+    const FakeDriver::Event waited = *static_cast<FakeDriver::Event*>(event);
+    return fake().start(stream, [waited] { pass(waited); });
+  }
+  static DriverResult stream_context(void* stream, void** context) {
+    if (const DriverResult error = enter("cuStreamGetCtx"); error != 0) return error;
+    *context = static_cast<FakeDriver::Stream*>(stream)->context;
+    return 0;
+  }
+  static void pass(const FakeDriver::Event& event) {
+    while (event.stream != nullptr && event.stream->done < event.behind)
+      KVFOLIO_CHECK(FakeDriver::step(*event.stream));
   }
   static DriverResult stream_destroy(void* stream) {
     if (const DriverResult error = enter("cuStreamDestroy"); error != 0) return error;
@@ -282,32 +392,54 @@ struct FakeCalls {
     *function = const_cast<std::string*>(&*fake().functions_.insert(name).first);
     return 0;
   }
+  static DriverResult function_attribute(void* function, int attribute, int value) {
+    if (const DriverResult error = enter("cuFuncSetAttribute"); error != 0) return error;
+    KVFOLIO_CHECK(attribute == 8);
+    fake().shared_bytes[*static_cast<std::string*>(function)] = value;
+    return 0;
+  }
+  static DriverResult launch_with(const LaunchConfig* config, void* function, void** parameters,
+                                  void** extra) {
+    return launch(function, config->grid_x, config->grid_y, config->grid_z, config->block_x,
+                  config->block_y, config->block_z, config->shared_bytes, config->stream,
+                  parameters, extra);
+  }
   static DriverResult launch(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
-                             unsigned, unsigned, unsigned, void* stream, void** parameters,
-                             void**) {
+                             unsigned, unsigned, unsigned shared_bytes, void* stream,
+                             void** parameters, void**) {
     if (const DriverResult error = enter("cuLaunchKernel"); error != 0) return error;
     const std::string& name = *static_cast<std::string*>(function);
-    if (name == "kvfolio_runs_in" || name == "kvfolio_runs_out") {
-      const RunsArgs& runs = *static_cast<const RunsArgs*>(parameters[0]);
-      for (unsigned i = 0; i < y; ++i) {
-        const StagedRun& run = runs.runs[i];
-        std::byte* const memory = fake().bytes_at(run.memory, run.bytes);
-        std::byte* const stage = fake().bytes_at(runs.stage + run.at, run.bytes);
-        const std::size_t bytes = run.bytes;
-        const bool in = name == "kvfolio_runs_in";
-        fake().start(stream, [=] { std::memcpy(in ? memory : stage, in ? stage : memory, bytes); });
-      }
+    if (fake().kernel) {
+      auto work = fake().kernel({name, x, y, z, threads_x, shared_bytes, parameters[0]});
+      if (!work) return 500;
+      fake().start(stream, std::move(work));
+    } else if (name == "kvfolio_runs_in" || name == "kvfolio_runs_out") {
+      start_runs(name, y, *static_cast<const RunsArgs*>(parameters[0]), stream);
     }
     const auto* const args = static_cast<const std::byte*>(parameters[0]);
-    fake().launches.push_back({*static_cast<std::string*>(function), x, y, z, threads_x, stream,
-                               std::vector<std::byte>(args, args + fake().args_bytes)});
+    fake().launches.push_back(
+        {name, x, y, z, threads_x, stream, std::vector<std::byte>(args, args + fake().args_bytes)});
     return 0;
+  }
+  static void start_runs(const std::string& name, unsigned count, const RunsArgs& runs,
+                         void* stream) {
+    const bool in = name == "kvfolio_runs_in";
+    for (unsigned i = 0; i < count; ++i) {
+      const StagedRun& run = runs.runs[i];
+      std::byte* const memory = fake().bytes_at(run.memory, run.bytes);
+      std::byte* const stage = fake().bytes_at(runs.stage + run.at, run.bytes);
+      const std::size_t bytes = run.bytes;
+      fake().start(stream, [=] { std::memcpy(in ? memory : stage, in ? stage : memory, bytes); });
+    }
+  }
+  static DriverResult event_query(void* event) {
+    if (const DriverResult error = enter("cuEventQuery"); error != 0) return error;
+    const auto* const e = static_cast<FakeDriver::Event*>(event);
+    return e->stream == nullptr || e->stream->done >= e->behind ? 0 : kNotReady;
   }
   static DriverResult event_synchronize(void* event) {
     if (const DriverResult error = enter("cuEventSynchronize"); error != 0) return error;
-    auto* const e = static_cast<FakeDriver::Event*>(event);
-    while (e->stream != nullptr && e->stream->done < e->behind)
-      KVFOLIO_CHECK(FakeDriver::step(*e->stream));
+    pass(*static_cast<FakeDriver::Event*>(event));
     return 0;
   }
 };

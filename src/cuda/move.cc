@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "cuda/part_args.h"
 #include "kernels/check.h"
+#include "kvfolio/export.h"
 
 namespace kvfolio::cuda {
 namespace {
@@ -239,13 +240,13 @@ Status gather_heads(const DeviceCache& cache, const kvfolio::GatherArgs& args, c
 
 }  // namespace
 
-Status slot_fault(const KVView& cache, unsigned long long fault) {
+KVFOLIO_API Status slot_fault(const KVView& cache, unsigned long long fault) {
   if (fault == kNoFault) return {};
   return kernels::bad_slot(cache, static_cast<std::size_t>(fault >> 32),
                            static_cast<std::int32_t>(fault & 0xffffffffu));
 }
 
-Status table_fault(const KVView& cache, unsigned long long fault) {
+KVFOLIO_API Status table_fault(const KVView& cache, unsigned long long fault) {
   if (fault == kNoFault) return {};
   return kernels::bad_entry(cache, static_cast<std::size_t>(fault >> 32),
                             static_cast<std::int32_t>(fault & 0xffffffffu));

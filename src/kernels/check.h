@@ -2,13 +2,15 @@
 #pragma once
 
 // Checks of arguments that several kernels share. Each answers kInvalidArgument with the name of
-// the argument, the value seen and what is allowed, except check_memory().
+// the argument, the value seen and what is allowed, except check_memory(). Exported are those that
+// libkvfolio_cuda makes, which stands on this library: they are no interface.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
+#include "kvfolio/export.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/status.h"
 #include "kvfolio/view.h"
@@ -20,8 +22,8 @@ Status check_memory(const KVView& cache);
 // A view that kernels may follow: host memory, sizes >= 1, slots that fit int32, pointers and
 // strides that are there and aligned, extents that fit 63 bits; scales where the type has them;
 // what granule wants.
-Status check_view(const KVView& cache);
-Status check_layer(const KVView& cache, std::int32_t layer);
+KVFOLIO_API Status check_view(const KVView& cache);
+KVFOLIO_API Status check_layer(const KVView& cache, std::int32_t layer);
 
 // What a call expects of rows.
 struct RowsShape {
@@ -33,25 +35,25 @@ struct RowsShape {
     return num_tokens == 0 || num_heads == 0 || head_dim == 0;
   }
 };
-Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsShape& shape);
+KVFOLIO_API Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsShape& shape);
 // And that no two rows overlap, since they are written.
-Status check_written_rows(std::string_view name, const RowsView& rows, const RowsShape& shape);
+KVFOLIO_API Status check_written_rows(std::string_view name, const RowsView& rows, const RowsShape& shape);
 
 // copies of blocks: equal counts, every block in range.
-Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
+KVFOLIO_API Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
                     std::span<const std::int32_t> dst);
 
 // All arguments of a call but what its slots or its block table say, which lie in the memory of a
 // device for the kernels there (src/cuda).
-Status check_append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
+KVFOLIO_API Status check_append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
                     const ConstRowsView& v, std::size_t num_slots);
 // args.block_table counts as its size.
-Status check_gather(const GatherArgs& args);
-Status check_conversion(const KVView& from, const KVView& to, std::span<const std::int32_t> src,
+KVFOLIO_API Status check_gather(const GatherArgs& args);
+KVFOLIO_API Status check_conversion(const KVView& from, const KVView& to, std::span<const std::int32_t> src,
                         std::span<const std::int32_t> dst);
 // What is said of entry `index` of slots, or of a block table, that names no place.
-Status bad_slot(const KVView& cache, std::size_t index, std::int32_t slot);
-Status bad_entry(const KVView& cache, std::size_t index, std::int32_t block);
+KVFOLIO_API Status bad_slot(const KVView& cache, std::size_t index, std::int32_t slot);
+KVFOLIO_API Status bad_entry(const KVView& cache, std::size_t index, std::int32_t block);
 
 // Rows pass through the stack between two caches of unequal format or type: this many elements.
 inline constexpr std::int32_t kStageElements = 4096;

@@ -7,6 +7,7 @@
 
 #include "base/invalid.h"
 #include "base/text.h"
+#include "kvfolio/export.h"
 #include "kvfolio/kernels.h"
 
 namespace kvfolio::kernels {
@@ -44,7 +45,8 @@ Status check_sequence(const BatchLengths& lengths, std::size_t i, std::int64_t t
 
 }  // namespace
 
-Status check_lengths(const BatchLengths& lengths, std::int64_t table_stride,
+// Exported for libkvfolio_cuda, as those of check.h are.
+KVFOLIO_API Status check_lengths(const BatchLengths& lengths, std::int64_t table_stride,
                      std::int32_t block_size, bool positions_matter) {
   const std::size_t n = lengths.kv_lens.size();
   if (lengths.query_start.size() != n + 1) {

@@ -599,13 +599,14 @@ void run_driver(Report& report, bool with_kernels) {
   if (!calls) throw std::runtime_error(calls.error().message());
   Result<std::shared_ptr<Device>> device = Device::open(*calls, 0);
   if (!device) throw std::runtime_error(device.error().message());
-  DeviceMemoryOptions options;
+  staged::DeviceMemoryOptions options;
   if (with_kernels) {
     Result<std::shared_ptr<MoveModule>> module = MoveModule::load(*device, kvfolio_move_image);
     if (!module) throw std::runtime_error(module.error().message());
     options.kernels = *module;
   }
-  Result<std::unique_ptr<DeviceMemory>> memory = DeviceMemory::create(*device, options);
+  Result<std::unique_ptr<staged::DeviceMemory>> memory =
+      staged::DeviceMemory::create(*device, options);
   if (!memory) throw std::runtime_error(memory.error().message());
   cases::Random random(8);
   const CacheSpec spec = cases::spec_of({.layers = 8,
@@ -660,7 +661,7 @@ void run_driver(Report& report, bool with_kernels) {
 int run_death() {
   const DriverCalls calls = *load_driver();
   const std::shared_ptr<Device> device = *Device::open(calls, 0);
-  const auto memory = *DeviceMemory::create(device);
+  const auto memory = *staged::DeviceMemory::create(device);
   std::byte* const bytes = *memory->allocate(4096);
   std::vector<std::byte> host(4096), back(4096);
   const CopyRun in{bytes, host.data(), 4096}, out{back.data(), bytes, 4096};

@@ -3,6 +3,7 @@
 // One designated field of each public struct: every other field has a default, so no compiler warns
 // of a missing initializer. The script check compiles this and looks that no struct is left out.
 
+#include "kvfolio/cuda.hpp"
 #include "kvfolio/kvfolio.hpp"
 #include "kvfolio/tiers.hpp"
 
@@ -49,6 +50,8 @@ void use_every_struct() {
        DiskCheck{.damaged = 1}, DiskCheckOptions{.erase = true});
   take(RedisTls{.enabled = true}, RedisOptions{.ttl_ms = 1}, RedisCounters{.retries = 1},
        RedisNode{.slots = 1});
+  take(cuda::KernelOptions{.check_pointers = false}, cuda::DeviceMemoryOptions{.lent = nullptr},
+       cuda::DeviceAttention{.layer = 1});
   take(MetricLabel{.name = "a"}, SnapshotSection{.place = 1}, SnapshotList{.sections = {}});
   take(OpLogOptions{.flush_each_call = true}, OpLogHeader{.format = 1}, LoggedCall{.number = 1},
        OpLogEnd{.num_calls = 1}, ReplayOptions{.max_memory_bytes = 1}, ReplayDifference{.call = 1},

@@ -15,6 +15,7 @@
 
 #include "base/invalid.h"
 #include "base/text.h"
+#include "cuda/attention/check.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/spec.h"
 
@@ -177,16 +178,20 @@ Status check_device_arrays(const AttentionCall& call) {
   return check_pointer("device_trim_first_kept", call.device_trim_first_kept, 4);
 }
 
-Status check(const AttentionCall& call) {
-  KVFOLIO_RETURN_IF_ERROR(check_cache(call.cache));
-  KVFOLIO_RETURN_IF_ERROR(check_params(call));
-  KVFOLIO_RETURN_IF_ERROR(check_device_arrays(call));
-  KVFOLIO_RETURN_IF_ERROR(check_lengths(call));
+Status check_query_rows(const AttentionCall& call) {
   if (call.lengths.query_start.back() == 0) return {};
   KVFOLIO_RETURN_IF_ERROR(check_rows("q", call.q, call.q_element, call.q_token_stride,
                                      call.q_head_stride, call.cache.dim_k));
   return check_rows("out", call.out, call.out_element, call.out_token_stride, call.out_head_stride,
                     call.cache.dim_v);
+}
+
+Status check(const AttentionCall& call) {
+  KVFOLIO_RETURN_IF_ERROR(check_cache(call.cache));
+  KVFOLIO_RETURN_IF_ERROR(check_params(call));
+  KVFOLIO_RETURN_IF_ERROR(check_device_arrays(call));
+  KVFOLIO_RETURN_IF_ERROR(check_lengths(call));
+  return check_query_rows(call);
 }
 
 Family family_of(const AttentionCall& call) {
@@ -248,6 +253,13 @@ Mask resolved(Mask mask) {
 }
 
 }  // namespace
+
+Status check_memory_of(const AttentionCall& call) {
+  KVFOLIO_RETURN_IF_ERROR(check_cache(call.cache));
+  KVFOLIO_RETURN_IF_ERROR(check_params(call));
+  KVFOLIO_RETURN_IF_ERROR(check_device_arrays(call));
+  return check_query_rows(call);
+}
 
 AttendArgs arguments_of(const AttentionCall& call) {
   AttendArgs args;

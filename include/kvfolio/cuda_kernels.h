@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The data plane of a device: the functions of kernels.h over a cache in its memory, on a stream.
+// What they write has the bits that the CPU's functions write, NaN too, but for attend(), whose
+// target is named after the card's architecture (docs/cuda-attention.md). The CPU's functions go on
+// refusing views of device memory.
+//
+//   Result<std::shared_ptr<cuda::Kernels>> kernels = cuda::Kernels::load(device);
+//   cuda::append(**kernels, view, layer, k, v, slots, stream);
+//
+// Rules that hold for all of them:
+// - A stream is a CUstream or cudaStream_t of the device; null is its legacy stream. Calls start
+//   kernels and return: they wait for nothing and allocate nothing, except for the text of an
+//   error, and attend() may be captured in a graph, as the moves may.
+// - Views, rows, slots and block tables are of device memory; KVView::memory_kind says kDevice.
+//   Lists of blocks that are copied are of host memory, read before the call returns.
+// - Arguments are checked on the host, in the sentences of the CPU. Slots and entries of block
+//   tables cannot be: a kernel leaves alone what an entry out of range names, and reports the first
+//   one (Fault). attend() trusts its block table.
+// - With KernelOptions::check_pointers the driver is asked whose memory each pointer is, and of
+//   which device the stream: a pointer of the host where one of the device is due, or the reverse,
+//   or another device, is kInvalidArgument by name.
+// - Rows are f32, f16 or bf16; caches those or int8, in any strides of rows; head dims are
+//   multiples of 8 up to 1,024 (attend(): 576). kUnsupported names what is not.
+// Thread safety: Kernels may be used by several threads at once. A stream belongs to one at a time.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kvfolio/cuda_device.h"
+#include "kvfolio/export.h"
+#include "kvfolio/kernels.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/status.h"
+#include "kvfolio/view.h"
+
+namespace kvfolio::cuda {
+
+struct KernelOptions {
+  // Some hundred nanoseconds for each pointer of a call. Off: a wrong one ends the context.
+  bool check_pointers = true;
+};
+
+// The kernels of one device, loaded.
+class KVFOLIO_API Kernels {
+ public:
+  // kUnavailable: this library was built without nvcc and has no kernels, or the driver refuses
+  // them. kOutOfMemory.
+  static Result<std::shared_ptr<Kernels>> load(const std::shared_ptr<Device>& device,
+                                               const KernelOptions& options = {});
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+  ~Kernels();
+
+  [[nodiscard]] Device& device() const noexcept;
+  // For the sources of this library.
+  struct Impl;
+  explicit Kernels(std::unique_ptr<Impl> impl) noexcept;
+  [[nodiscard]] Impl& impl() const noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// ---- moves -------------------------------------------------------------------------------------
+
+// In device memory, kNoEntry before the call: the first entry that named no place. Null: nothing is
+// reported.
+using Fault = unsigned long long*;
+inline constexpr unsigned long long kNoEntry = ~0ull;
+// What the word behind a Fault says, once it is on the host: of append(), and of gather(). Ok for
+// kNoEntry.
+KVFOLIO_API Status slot_fault(const KVView& cache, unsigned long long fault);
+KVFOLIO_API Status table_fault(const KVView& cache, unsigned long long fault);
+
+// As kernels.h. Slots differ, but for -1: of equal ones it is not said which token stays.
+KVFOLIO_API Status append(Kernels& kernels, const KVView& cache, std::int32_t layer,
+                          const ConstRowsView& k, const ConstRowsView& v,
+                          std::span<const std::int32_t> slots, void* stream, Fault fault = nullptr);
+// As kernels.h; args.block_table is of device memory.
+KVFOLIO_API Status gather(Kernels& kernels, const kvfolio::GatherArgs& args, void* stream,
+                          Fault fault = nullptr);
+// As kernels.h. Pairs that depend on each other go in kernels that follow each other.
+KVFOLIO_API Status copy_blocks(Kernels& kernels, const KVView& cache,
+                               std::span<const std::int32_t> src, std::span<const std::int32_t> dst,
+                               void* stream);
+KVFOLIO_API Status convert_blocks(Kernels& kernels, const KVView& from, const KVView& to,
+                                  std::span<const std::int32_t> src,
+                                  std::span<const std::int32_t> dst, void* stream);
+// Sets every byte of every row and scale.
+KVFOLIO_API Status fill(Kernels& kernels, const KVView& cache, std::byte value, void* stream);
+
+// ---- attention ---------------------------------------------------------------------------------
+
+// One layer of a batch. Lengths are told twice: on the host, where the work is cut, and the same
+// numbers in device memory, for the kernels.
+struct DeviceAttention {
+  KVView cache = {};  // head_dim_v > 0
+  std::int32_t layer = 0;
+  // Host memory, but for its block table: [n, block_table_stride] in device memory, of which
+  // entries that no row sees may be anything.
+  AttentionBatch batch = {};
+  const std::int32_t* query_start = nullptr;      // device memory, [n + 1]
+  const std::int32_t* kv_lens = nullptr;          // device memory, [n]
+  const std::int32_t* trim_sinks = nullptr;       // device memory, [n]; null without trims
+  const std::int32_t* trim_first_kept = nullptr;  // the same
+  AttentionParams params = {};
+  ConstRowsView q = {};  // [query_start[n], q_heads, head_dim_k], aligned to 16 bytes
+  RowsView out = {};     // [query_start[n], q_heads, head_dim_v], aligned to 16 bytes
+  float* lse = nullptr;  // [query_start[n], q_heads], natural logarithm; null: not wanted
+};
+
+// How the work of a batch is cut. Good for every layer of the same shapes and strides.
+class KVFOLIO_API AttendPlan {
+ public:
+  AttendPlan(AttendPlan&&) noexcept;
+  AttendPlan& operator=(AttendPlan&&) noexcept;
+  ~AttendPlan();
+
+  // What the kernels read of the plan: to be copied to device memory, aligned to 16 bytes, before
+  // attend() runs (upload() does it).
+  [[nodiscard]] std::span<const std::byte> image() const noexcept;
+  // Device memory that attend() writes, aligned to 16 bytes. Its first zeroed_bytes() are zero
+  // before the first call, and each call leaves them so.
+  [[nodiscard]] std::int64_t workspace_bytes() const noexcept;
+  [[nodiscard]] std::int64_t zeroed_bytes() const noexcept;
+  // "cuda-sm90-general" or "cuda-sm90-tiles": rows of one name have one set of bits.
+  [[nodiscard]] std::string_view target() const noexcept;
+
+  // For the sources of this library.
+  struct Impl;
+  explicit AttendPlan(std::unique_ptr<Impl> impl) noexcept;
+  [[nodiscard]] const Impl& impl() const noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// Checks a call and cuts its work; nothing on the device. The first plan of an element type and
+// head dim loads its kernels, so make one before graphs are captured. kInvalidArgument: what
+// kernels.h says of attend(), rows that are not aligned to 16 bytes (8-byte rows: to 8), a layer
+// above 64 GiB. kUnsupported: head dims that are no multiple of 8 or above 576, rows of f64, a card
+// or an element type that this build has no kernels for.
+KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call);
+// Through `pinned`, pinned memory of at least image().size() bytes that is not written again before
+// the stream has passed, to `image`; and zeroes zeroed_bytes() of `workspace`.
+KVFOLIO_API Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,
+                          std::byte* image, std::byte* workspace, void* stream);
+// softmax(scale * q k^T + mask) v of every row. kInvalidArgument: a call of other shapes, strides
+// or parameters than the plan's. Its lengths are those of the plan: only their number is looked at.
+KVFOLIO_API Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
+                          const std::byte* image, std::byte* workspace, void* stream);
+
+}  // namespace kvfolio::cuda

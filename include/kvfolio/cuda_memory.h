@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Memory of a device, and memory of the host that a device reaches.
+//
+// DeviceMemory is the MemoryResource of a device: what KVStorage takes to keep a cache there.
+// Copies from and to the host go through two pieces of pinned memory in turn, so that the host
+// fills or empties one while the other is on its way; the caller's memory needs no pinning. They
+// have arrived when a call returns. With kernels a batch of runs is one copy and one kernel, else a
+// copy for each run.
+//
+//   auto kernels = cuda::Kernels::load(device);                        // cuda_kernels.h
+//   auto memory = cuda::DeviceMemory::create(device, {.kernels = *kernels});
+//   auto storage = KVStorage::create(spec, memory->get());
+//
+// Thread safety: calls from several threads wait for each other.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kvfolio/cuda_device.h"
+#include "kvfolio/export.h"
+#include "kvfolio/memory.h"
+#include "kvfolio/memory_kind.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio::cuda {
+
+class Kernels;  // cuda_kernels.h
+
+// Memory of the host that every device reads and writes while the host goes on.
+class KVFOLIO_API PinnedMemory {
+ public:
+  // kOutOfMemory, kUnavailable. kInvalidArgument: bytes < 1.
+  static Result<PinnedMemory> allocate(std::shared_ptr<Device> device, std::int64_t bytes);
+  PinnedMemory() = default;
+  PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  ~PinnedMemory() { release(); }
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  void release() noexcept;
+  std::shared_ptr<Device> device_;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+// Where the memory of a DeviceMemory comes from.
+enum class DeviceSource : std::int32_t {
+  kPlain = 0,  // cuMemAlloc: freeing it waits for the device
+  // The device's pool, in the order of a stream: neither call waits for other streams. What uses
+  // the memory has ended before it is given back.
+  kPool = 1,
+  kLent = 2,  // a piece that the caller owns, an engine's tensor: cut from its beginning
+};
+
+struct DeviceMemoryOptions {
+  // Pinned, of both pieces together. At least 128.
+  std::int64_t staging_bytes = std::int64_t{16} << 20;
+  // Those of the same device; then as much memory of the device is staging too. Null: no kernels.
+  std::shared_ptr<Kernels> kernels = nullptr;
+  DeviceSource source = DeviceSource::kPlain;
+  // kLent: memory of the device, aligned to 64 bytes, that outlives the resource.
+  std::byte* lent = nullptr;
+  std::int64_t lent_bytes = 0;
+};
+
+class KVFOLIO_API DeviceMemory : public MemoryResource {
+ public:
+  // kOutOfMemory, kUnavailable: as every call on the device. kInvalidArgument: the options.
+  static Result<std::unique_ptr<DeviceMemory>> create(const std::shared_ptr<Device>& device,
+                                                      const DeviceMemoryOptions& options = {});
+  DeviceMemory() = default;
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  // copy() of a MemoryResource reports nothing: the first failure since the last call, or ok.
+  // copy_in() and copy_out() answer false too, and their bytes are to be taken as not written.
+  [[nodiscard]] virtual Status take_error() = 0;
+};
+
+}  // namespace kvfolio::cuda

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// From the public arguments of attend() to those of src/cuda/attention, and to its kernels.
+
+#include <cstring>
+#include <utility>
+
+#include "base/invalid.h"
+#include "base/text.h"
+#include "cuda/attention/check.h"
+#include "cuda/library/loaded.h"
+#include "kernels/check.h"
+
+namespace kvfolio::cuda {
+namespace {
+
+using text::concat;
+
+Status check_shapes(const DeviceAttention& call) {
+  const KVView& cache = call.cache;
+  if (cache.memory_kind != MemoryKind::kDevice) {
+    return {ErrorCode::kUnsupported, concat("the cache is in ", to_string(cache.memory_kind),
+                                            " memory, which kernels of a device do not touch")};
+  }
+  KVView on_host = cache;
+  on_host.memory_kind = MemoryKind::kHost;
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(on_host));
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_layer(cache, call.layer));
+  if (cache.head_dim_v < 1) return invalid("cache.head_dim_v is 0, allowed: at least 1");
+  if (cache.granule) {
+    return {ErrorCode::kUnsupported, "the cache has format granule, allowed on a device: rows"};
+  }
+  for (const DType dtype : {cache.dtype, call.q.dtype, call.out.dtype}) {
+    if (dtype == DType::kF64) {
+      return {ErrorCode::kUnsupported, "f64 is not allowed on a device: f32, f16, bf16, int8"};
+    }
+  }
+  if (call.q.num_heads < 1 || call.q.num_heads % cache.num_kv_heads != 0) {
+    return invalid(concat("q has ", call.q.num_heads, " heads, allowed: multiples of the ",
+                          cache.num_kv_heads, " KV heads"));
+  }
+  const std::int32_t rows = call.batch.query_start.empty() ? 0 : call.batch.query_start.back();
+  KVFOLIO_RETURN_IF_ERROR(
+      kernels::check_rows("q", call.q, {rows, call.q.num_heads, cache.head_dim_k}));
+  KVFOLIO_RETURN_IF_ERROR(
+      kernels::check_written_rows("out", call.out, {rows, call.q.num_heads, cache.head_dim_v}));
+  if (call.params.window < 0) {
+    return invalid(concat("window is ", call.params.window, ", allowed: at least 0"));
+  }
+  const auto sequences = static_cast<std::int64_t>(call.batch.kv_lens.size());
+  const std::int64_t entries = sequences * call.batch.block_table_stride;
+  if (static_cast<std::int64_t>(call.batch.block_table.size()) < entries) {
+    return invalid(concat("block_table has ", call.batch.block_table.size(),
+                          " entries, needed: ", sequences, " x ", call.batch.block_table_stride));
+  }
+  return {};
+}
+
+Element element_of_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return Element::kF16;
+    case DType::kBF16:
+      return Element::kBF16;
+    case DType::kInt8:
+      return Element::kInt8;
+    default:
+      return Element::kF32;
+  }
+}
+
+Strides strides_of(const KVStrides& strides) {
+  return {strides.block, strides.head, strides.token};
+}
+const char* layer_of(const std::byte* data, const KVStrides& strides, std::int32_t layer) {
+  return data == nullptr ? nullptr : reinterpret_cast<const char*>(data + layer * strides.layer);
+}
+
+CacheArgs cache_args_of(const KVView& view, std::int32_t layer) {
+  return {.k = layer_of(view.k, view.k_strides, layer),
+          .v = layer_of(view.v, view.v_strides, layer),
+          .k_scales = layer_of(view.k_scale, view.k_scale_strides, layer),
+          .v_scales = layer_of(view.v_scale, view.v_scale_strides, layer),
+          .k_strides = strides_of(view.k_strides),
+          .v_strides = strides_of(view.v_strides),
+          .k_scale_strides = strides_of(view.k_scale_strides),
+          .v_scale_strides = strides_of(view.v_scale_strides),
+          .block_size = view.block_size,
+          .num_blocks = view.num_blocks,
+          .num_heads = view.num_kv_heads,
+          .dim_k = view.head_dim_k,
+          .dim_v = view.head_dim_v,
+          .element = element_of_dtype(view.dtype)};
+}
+
+Mask mask_of(const AttentionParams& params) {
+  return {.rule = params.window > 0 ? Rule::kSlidingWindow : Rule::kFull,
+          .window = params.window,
+          .num_sinks = params.num_sinks,
+          .causal = params.causal ? 1 : 0};
+}
+
+// Requires: check_shapes(call).ok().
+AttentionCall attention_call(const DeviceAttention& call) {
+  AttentionCall result;
+  result.cache = cache_args_of(call.cache, call.layer);
+  result.block_table = call.batch.block_table.data();
+  result.block_table_stride = call.batch.block_table_stride;
+  result.device_query_start = call.query_start;
+  result.device_kv_lens = call.kv_lens;
+  result.device_trim_sinks = call.trim_sinks;
+  result.device_trim_first_kept = call.trim_first_kept;
+  result.q = call.q.data;
+  result.q_token_stride = call.q.token_stride;
+  result.q_head_stride = call.q.head_stride;
+  result.q_element = element_of_dtype(call.q.dtype);
+  result.out = call.out.data;
+  result.out_token_stride = call.out.token_stride;
+  result.out_head_stride = call.out.head_stride;
+  result.out_element = element_of_dtype(call.out.dtype);
+  result.lse = call.lse;
+  result.lengths = {call.batch.query_start, call.batch.kv_lens, call.batch.trim_sinks,
+                    call.batch.trim_first_kept};
+  result.group_size = call.q.num_heads / call.cache.num_kv_heads;
+  result.scale = call.params.scale;
+  result.mask = mask_of(call.params);
+  return result;
+}
+
+Status check_pointers(Kernels& kernels, const DeviceAttention& call, void* stream) {
+  return PointerCheck(kernels, stream)
+      .cache("cache", call.cache)
+      .device("q", call.q.data)
+      .device("out", call.out.data)
+      .device("lse", call.lse)
+      .device("block_table", call.batch.block_table.data())
+      .device("query_start", call.query_start)
+      .device("kv_lens", call.kv_lens)
+      .device("trim_sinks", call.trim_sinks)
+      .device("trim_first_kept", call.trim_first_kept)
+      .status();
+}
+
+// What a plan depends on beside lengths: another layer of the same cache has the same.
+Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
+  const AttentionCall& planned = plan.call;
+  if (call.lengths.kv_lens.size() != plan.num_sequences || call.lengths.query_start.empty() ||
+      call.lengths.query_start.back() != plan.num_rows) {
+    return invalid(concat("the batch is another than that of the plan, which has ",
+                          plan.num_sequences, " sequences and ", plan.num_rows, " rows"));
+  }
+  const CacheArgs &a = call.cache, &b = planned.cache;
+  if (a.block_size != b.block_size || a.num_blocks != b.num_blocks || a.num_heads != b.num_heads ||
+      a.dim_k != b.dim_k || a.dim_v != b.dim_v || a.element != b.element) {
+    return invalid("the cache has another shape or element type than that of the plan");
+  }
+  if (a.k_strides != b.k_strides || a.v_strides != b.v_strides ||
+      a.k_scale_strides != b.k_scale_strides || a.v_scale_strides != b.v_scale_strides) {
+    return invalid("the cache has other strides than that of the plan");
+  }
+  if (call.group_size != planned.group_size || call.q_element != planned.q_element ||
+      call.out_element != planned.out_element) {
+    return invalid("q or out has other heads or another element type than that of the plan");
+  }
+  const Mask &m = call.mask, &n = planned.mask;
+  if (m.rule != n.rule || m.window != n.window || m.num_sinks != n.num_sinks ||
+      m.causal != n.causal) {
+    return invalid("window, num_sinks or causal is another than that of the plan");
+  }
+  if (call.block_table_stride != planned.block_table_stride) {
+    return invalid(concat("block_table_stride is ", call.block_table_stride,
+                          ", needed: that of the plan, ", planned.block_table_stride));
+  }
+  return check_memory_of(call);
+}
+
+struct LaunchInto {
+  AttendModules& modules;
+  void* stream;
+};
+
+}  // namespace
+
+AttendPlan::AttendPlan(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+AttendPlan::AttendPlan(AttendPlan&&) noexcept = default;
+AttendPlan& AttendPlan::operator=(AttendPlan&&) noexcept = default;
+AttendPlan::~AttendPlan() = default;
+
+std::span<const std::byte> AttendPlan::image() const noexcept { return impl_->plan.image; }
+std::int64_t AttendPlan::workspace_bytes() const noexcept { return impl_->plan.workspace_bytes; }
+std::int64_t AttendPlan::zeroed_bytes() const noexcept { return impl_->plan.zeroed_bytes; }
+std::string_view AttendPlan::target() const noexcept { return impl_->target; }
+
+Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
+  KVFOLIO_RETURN_IF_ERROR(check_pointers(kernels, call, nullptr));
+  KVFOLIO_RETURN_IF_ERROR(PointerCheck(kernels, nullptr)
+                              .host("batch.query_start", call.batch.query_start.data())
+                              .host("batch.kv_lens", call.batch.kv_lens.data())
+                              .host("batch.trim_sinks", call.batch.trim_sinks.data())
+                              .host("batch.trim_first_kept", call.batch.trim_first_kept.data())
+                              .status());
+  KVFOLIO_RETURN_IF_ERROR(check_shapes(call));
+  Device& device = kernels.device();
+  auto impl = std::make_unique<AttendPlan::Impl>();
+  impl->call = attention_call(call);
+  Result<AttentionPlan> plan = plan_attention(
+      impl->call,
+      {.num_sms = device.num_multiprocessors(), .wgmma = device.capability_major() == 9});
+  if (!plan) return plan.error();
+  impl->plan = *std::move(plan);
+  KVFOLIO_RETURN_IF_ERROR(kernels.impl().attention.prepare(impl->call, impl->plan));
+  impl->num_sequences = call.batch.kv_lens.size();
+  impl->num_rows = call.batch.query_start.back();
+  impl->call.lengths = {};
+  impl->target =
+      concat(device.target(), impl->plan.family == Family::kGeneral ? "-general" : "-tiles");
+  return AttendPlan(std::move(impl));
+}
+
+Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,
+              std::byte* image, std::byte* workspace, void* stream) {
+  const std::span<const std::byte> bytes = plan.image();
+  if (pinned.size() < bytes.size()) {
+    return invalid(concat("pinned has ", pinned.size(), " bytes, the image has ", bytes.size()));
+  }
+  if (!bytes.empty() && image == nullptr) return invalid("image is null");
+  if (plan.zeroed_bytes() > 0 && workspace == nullptr) return invalid("workspace is null");
+  KVFOLIO_RETURN_IF_ERROR(PointerCheck(kernels, stream)
+                              .host("pinned", pinned.data())
+                              .device("image", image)
+                              .device("workspace", workspace)
+                              .status());
+  const auto address = [](std::byte* memory) {
+    return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
+  };
+  if (!bytes.empty()) std::memcpy(pinned.data(), bytes.data(), bytes.size());
+  return kernels.device().run("to copy a plan", [&](const DriverCalls& calls) {
+    DriverResult error = 0;
+    if (!bytes.empty()) error = calls.copy_in(address(image), pinned.data(), bytes.size(), stream);
+    if (error != 0 || plan.zeroed_bytes() == 0) return error;
+    return calls.memory_set(address(workspace), 0, static_cast<std::size_t>(plan.zeroed_bytes()),
+                            stream);
+  });
+}
+
+Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
+              const std::byte* image, std::byte* workspace, void* stream) {
+  KVFOLIO_RETURN_IF_ERROR(check_pointers(kernels, call, stream));
+  KVFOLIO_RETURN_IF_ERROR(PointerCheck(kernels, nullptr)
+                              .device("image", image)
+                              .device("workspace", workspace)
+                              .status());
+  KVFOLIO_RETURN_IF_ERROR(check_shapes(call));
+  const AttentionCall checked = attention_call(call);
+  KVFOLIO_RETURN_IF_ERROR(check_fits(checked, plan.impl()));
+  LaunchInto into{kernels.impl().attention, stream};
+  const auto launch = [](void* state, const KernelLaunch& kernel) {
+    auto* const to = static_cast<LaunchInto*>(state);
+    return to->modules.launch(kernel, to->stream);
+  };
+  return attend(checked, plan.impl().plan, image, workspace, {launch, &into});
+}
+
+}  // namespace kvfolio::cuda

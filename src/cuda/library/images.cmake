@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# What nvcc makes of the kernels, and the table of it that is linked into libkvfolio_cuda: ${images}.
+#   moves                    for sm_80, sm_90a, and PTX for all later cards
+#   attend, attend_TYPE_DIM  for sm_90a: cubins, whose kernels start behind each other by its means
+set(KVFOLIO_CUDA_TILES "bf16_128;bf16_64;f16_128;f16_64;int8_128;int8_64;e4m3_128;e4m3_64" CACHE STRING
+  "Element types and head dims whose attention libkvfolio_cuda has on tensor cores; 8 to 30 s each to compile")
+find_program(KVFOLIO_NVCC nvcc PATHS /usr/local/cuda/bin)
+if(NOT KVFOLIO_NVCC)
+  message(WARNING "SKIPPED: there is no nvcc here; libkvfolio_cuda has no kernels.")
+  return()
+endif()
+enable_language(ASM)
+set(images)
+set(image_names)
+set(nvcc ${KVFOLIO_NVCC} -std=c++20 -O3 --expt-relaxed-constexpr
+  -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/include)
+set(sm_80_on -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a)
+set(sm_90a -gencode=arch=compute_90a,code=sm_90a)
+
+# kvfolio_add_image(<name> SOURCE x.cu FLAGS ...): the file <name>.image, and its place in the table.
+function(kvfolio_add_image name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SOURCE" "FLAGS")
+  set(source ${PROJECT_SOURCE_DIR}/src/cuda/${arg_SOURCE})
+  set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}.image)
+  add_custom_command(OUTPUT ${image}
+    COMMAND ${nvcc} ${arg_FLAGS} -MD -MF ${name}.d -o ${image} ${source}
+    DEPENDS ${source}
+    DEPFILE ${CMAKE_CURRENT_BINARY_DIR}/${name}.d
+    COMMENT "nvcc ${name}" VERBATIM)
+  set(image_names ${image_names} ${name} PARENT_SCOPE)
+endfunction()
+
+kvfolio_add_image(moves SOURCE move_module.cu FLAGS ${sm_80_on} -fatbin)
+kvfolio_add_image(attend SOURCE attention/launch.cu FLAGS ${sm_90a} -cubin)
+foreach(tile IN LISTS KVFOLIO_CUDA_TILES)
+  if(NOT tile MATCHES "^(bf16|f16|int8|e4m3)_(64|128)$")
+    message(FATAL_ERROR "KVFOLIO_CUDA_TILES has ${tile}, allowed: bf16, f16, int8, e4m3 with _64 or _128")
+  endif()
+  set(element ${CMAKE_MATCH_1})
+  set(dim ${CMAKE_MATCH_2})
+  string(TOUPPER ${element} upper)
+  string(REPLACE INT8 Int8 upper ${upper})
+  kvfolio_add_image(attend_${tile} SOURCE attention/tiles.cu
+    FLAGS ${sm_90a} -cubin -DKVFOLIO_TILES_ELEMENT=k${upper} -DKVFOLIO_TILES_DIM=${dim})
+endforeach()
+
+set(symbols)
+set(table)
+set(depends)
+foreach(name IN LISTS image_names)
+  string(APPEND symbols "        .balign 64\n        .globl kvfolio_image_${name}\n        .hidden kvfolio_image_${name}\n"
+    "kvfolio_image_${name}:\n        .incbin \"${CMAKE_CURRENT_BINARY_DIR}/${name}.image\"\n")
+  string(APPEND declarations "extern \"C\" const unsigned char kvfolio_image_${name}[];\n")
+  string(APPEND table "    {\"${name}\", kvfolio_image_${name}},\n")
+  list(APPEND depends ${CMAKE_CURRENT_BINARY_DIR}/${name}.image)
+endforeach()
+file(CONFIGURE OUTPUT kernel_images.S CONTENT
+"/* SPDX-License-Identifier: Apache-2.0 */
+        .section .rodata
+@symbols@        .section .note.GNU-stack,\"\",%progbits
+" @ONLY)
+file(CONFIGURE OUTPUT kernel_images.cc CONTENT
+"// SPDX-License-Identifier: Apache-2.0
+#include \"cuda/images.h\"
+@declarations@
+namespace kvfolio::cuda {
+std::span<const KernelImage> kernel_images() {
+  static constexpr KernelImage kImages[] = {
+@table@  };
+  return kImages;
+}
+}  // namespace kvfolio::cuda
+" @ONLY)
+set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/kernel_images.S PROPERTIES OBJECT_DEPENDS "${depends}")
+set(images ${CMAKE_CURRENT_BINARY_DIR}/kernel_images.S ${CMAKE_CURRENT_BINARY_DIR}/kernel_images.cc)

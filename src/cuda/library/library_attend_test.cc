@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// attend() through its public header, over a driver that is none: its kernels are the text of the
+// real ones on the model of a GPU (attention/host_model.h). Rows are near those of the CPU, a plan
+// serves every layer, and the names and numbers by which kernels are started are those of their
+// text.
+
+#define KVFOLIO_CUDA_HOST_MODEL
+#include "cuda/attention/host_model.h"
+//
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "base/text.h"
+#include "cuda/attention/kernels.cuh"
+#include "cuda/fake_driver.h"
+#include "cuda/library/loaded.h"
+#include "kvfolio/cuda.hpp"
+#include "kvfolio/storage.h"
+
+namespace kvfolio::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kImage = 0;
+constexpr KernelImage kImages[] = {
+    {"moves", &kImage}, {"attend", &kImage}, {"attend_bf16_64", &kImage}};
+
+// ---- names and numbers ----
+
+template <Element E, int D>
+void numbers_are_those_of_the_text() {
+  int found = 0;
+  for (const KernelLaunch& launch : launches_of_tiles(E, D)) {
+    const AttendKernel kernel = kernel_of(launch);
+    int threads = 128, bytes = 0;
+    std::string name;
+    if (launch.kernel == KernelName::kNode) {
+      const bool many = launch.many_nodes && launch.group_rows == 8;
+      bytes = many ? NodeMemory<E, D, ManyNodes<E, D>::kStages>::kBytes
+                   : NodeMemory<E, D, FewNodes<E, D>::kStages>::kBytes;
+      const int stages = many ? ManyNodes<E, D>::kStages : FewNodes<E, D>::kStages;
+      const int blocks = many ? ManyNodes<E, D>::kBlocks : FewNodes<E, D>::kBlocks;
+      name = text::concat("ELi", D, "ELi", launch.group_rows / 8, "ELi", stages, "ELi", blocks,
+                          "EEEv");
+    } else if (launch.kernel == KernelName::kPrefill) {
+      threads = PrefillMemory<E, D>::kThreads;
+      bytes = PrefillMemory<E, D>::kBytes;
+    } else if (launch.kernel == KernelName::kWgmma) {
+      threads = kGroupThreads;
+      bytes = GroupMemory::kBytes;
+    } else {
+      if constexpr (!has_scales(E)) bytes = StreamMemory<E, D>::kBytes;
+    }
+    EXPECT_EQ(kernel.threads, threads) << kernel.symbol;
+    EXPECT_EQ(kernel.shared_bytes, bytes) << kernel.symbol;
+    EXPECT_THAT(kernel.symbol, HasSubstr(name));
+    ++found;
+  }
+  EXPECT_EQ(found, has_scales(E) ? 8 : D == 128 ? 16 : 12);
+}
+
+TEST(CudaAttendModules, NumbersOfKernelsAreThoseOfTheirText) {
+  numbers_are_those_of_the_text<Element::kF16, 64>();
+  numbers_are_those_of_the_text<Element::kF16, 128>();
+  numbers_are_those_of_the_text<Element::kBF16, 64>();
+  numbers_are_those_of_the_text<Element::kBF16, 128>();
+  numbers_are_those_of_the_text<Element::kInt8, 64>();
+  numbers_are_those_of_the_text<Element::kInt8, 128>();
+  numbers_are_those_of_the_text<Element::kE4M3, 64>();
+  numbers_are_those_of_the_text<Element::kE4M3, 128>();
+  const std::vector<KernelLaunch> others = other_launches();
+  EXPECT_EQ(kernel_of(others[0]).threads, kGeneralThreads);
+  const int general_bytes = static_cast<int>(sizeof(GeneralMemory));
+  EXPECT_EQ(kernel_of(others[0]).shared_bytes, general_bytes);
+  EXPECT_EQ(kernel_of(others[1]).threads, kMergeThreads);
+  KernelLaunch none;
+  none.kernel = KernelName::kStream;
+  none.element = Element::kInt8;
+  none.head_dim = 64;
+  EXPECT_EQ(kernel_of(none).symbol, "");
+}
+
+// As nvcc 13.0 and g++ 12 mangle them.
+TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
+  KernelLaunch launch;
+  launch.kernel = KernelName::kNode;
+  launch.element = Element::kBF16;
+  launch.head_dim = 128;
+  EXPECT_EQ(kernel_of(launch).symbol,
+            "_ZN7kvfolio4cuda11node_kernelILNS0_7ElementE2ELi128ELi1ELi3ELi2EEEvNS0_10AttendArgsE");
+  launch.kernel = KernelName::kWgmma;
+  EXPECT_EQ(kernel_of(launch).symbol, "_ZN7kvfolio4cuda12wgmma_kernelILb0EEEvNS0_10AttendArgsE");
+  launch.kernel = KernelName::kMerge;
+  EXPECT_EQ(kernel_of(launch).symbol, "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
+}
+
+// ---- calls ----
+
+std::function<std::function<void()>(const FakeDriver::Start&)> model_kernels() {
+  std::map<std::string, KernelLaunch> names;
+  for (const KernelLaunch& launch : other_launches()) names[kernel_of(launch).symbol] = launch;
+  for (const KernelLaunch& launch : launches_of_tiles(Element::kBF16, 64)) {
+    names[kernel_of(launch).symbol] = launch;
+  }
+  return [names](const FakeDriver::Start& start) {
+    std::function<void()> work;
+    const auto known = names.find(start.name);
+    if (known == names.end()) return work;
+    KernelLaunch launch = known->second;
+    launch.grid = static_cast<std::int32_t>(start.x);
+    launch.args = *static_cast<const AttendArgs*>(start.args);
+    work = [launch, threads = static_cast<int>(start.threads),
+            shared = static_cast<int>(start.shared_bytes)] {
+      const auto begin = [&](auto kernel, int text_threads, int text_shared) {
+        KVFOLIO_CHECK(threads == text_threads && shared == text_shared);
+        model::launch(launch.grid, threads, shared, false, [&] { kernel(launch.args); });
+      };
+      const bool known =
+          start_others(launch, begin) || start_tiles<Element::kBF16, 64>(launch, begin);
+      KVFOLIO_CHECK(known);
+    };
+    return work;
+  };
+}
+
+// The same cache and batch on the host and on the device.
+class Twins {
+ public:
+  Twins(FakeDriver& fake, DType dtype, std::int32_t head_dim, DType rows) {
+    fake.minor = 0;
+    fake.touchable = true;
+    fake.kernel = model_kernels();
+    device = open_device();
+    kernels = *load_kernels(device, {}, kImages);
+    memory = *cuda::DeviceMemory::create(device);
+    stream = *Stream::create(device);
+    const GroupSpec group{.num_layers = 2,
+                          .num_kv_heads = 2,
+                          .head_dim_k = head_dim,
+                          .head_dim_v = head_dim,
+                          .block_size = 16,
+                          .dtype = dtype,
+                          .num_blocks = 100};
+    const CacheSpec spec{.groups = {group}};
+    host_cache_.emplace(*KVStorage::create(spec));
+    device_cache_.emplace(*KVStorage::create(spec, memory.get()));
+    fill_cache();
+    const std::int32_t q_heads = 4;
+    query_start_ = {0, 1, 6};
+    kv_lens_ = {1200, 37};
+    stride_ = 75;
+    table_.assign(150, -1);
+    for (std::int32_t i = 0; i < 75; ++i) table_[static_cast<std::size_t>(i)] = 99 - i;
+    for (std::int32_t i = 0; i < 3; ++i) table_[static_cast<std::size_t>(75 + i)] = i + 4;
+    const auto elements = static_cast<std::size_t>(6 * q_heads * head_dim);
+    q_.resize(elements * static_cast<std::size_t>(dtype_bytes(rows)));
+    for (std::size_t i = 0; i < elements; ++i) {
+      store(q_.data(), i, std::sin(static_cast<float>(i) * 0.7f), rows);
+    }
+    const auto at = [&](std::byte* data, DType type) {
+      return contiguous_rows(data, 6, q_heads, head_dim, type);
+    };
+    out_.resize(elements * 4);
+    host.cache = *host_cache_->view(GroupId(0));
+    host.batch = {.query_start = query_start_,
+                  .kv_lens = kv_lens_,
+                  .block_table = table_,
+                  .block_table_stride = stride_};
+    host.params = {.scale = 1.0 / std::sqrt(static_cast<double>(head_dim))};
+    host.q = at(q_.data(), rows);
+    host.out = at(out_.data(), DType::kF32);
+    host.target = KernelTarget::kReference;
+    call.cache = *device_cache_->view(GroupId(0));
+    call.batch = host.batch;
+    call.batch.block_table = {on_device(table_), table_.size()};
+    call.query_start = on_device(query_start_);
+    call.kv_lens = on_device(kv_lens_);
+    call.params = host.params;
+    call.q = at(on_device(q_), rows);
+    call.out = at(*memory->allocate(static_cast<std::int64_t>(out_.size())), DType::kF32);
+  }
+
+  // Largest relative error of the device's rows of a layer.
+  double error_of_layer(std::int32_t layer, const AttendPlan& plan) {
+    host.layer = call.layer = layer;
+    std::vector<std::byte> workspace(static_cast<std::size_t>(
+        *attention_workspace_bytes(host.cache, 4, 1200, KernelTarget::kReference)));
+    host.workspace = workspace;
+    KVFOLIO_CHECK(kvfolio::attend(host).ok());
+    auto pinned = *PinnedMemory::allocate(device, 1 << 16);
+    std::byte* const image = *memory->allocate(1 << 16);
+    std::byte* const space = *memory->allocate(plan.workspace_bytes() + 16);
+    EXPECT_EQ(
+        upload(*kernels, plan, {pinned.data(), 1 << 16}, image, space, stream.handle()).message(),
+        "ok");
+    EXPECT_EQ(attend(*kernels, call, plan, image, space, stream.handle()).message(), "ok");
+    EXPECT_TRUE(stream.synchronize().ok());
+    std::vector<float> got(out_.size() / 4), want(got.size());
+    const CopyRun run{reinterpret_cast<std::byte*>(got.data()), call.out.data,
+                      static_cast<std::int64_t>(out_.size())};
+    KVFOLIO_CHECK(memory->copy_out({&run, 1}));
+    std::memcpy(want.data(), out_.data(), out_.size());
+    double num = 0, den = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      num += std::pow(static_cast<double>(got[i] - want[i]), 2);
+      den += std::pow(static_cast<double>(want[i]), 2);
+    }
+    return std::sqrt(num / den);
+  }
+
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Kernels> kernels;
+  std::unique_ptr<cuda::DeviceMemory> memory;
+  Stream stream;
+  AttentionArgs host;
+  DeviceAttention call;
+
+ private:
+  static void store(std::byte* data, std::size_t i, float value, DType dtype) {
+    const std::uint16_t half = bf16_from_f32(value);
+    if (dtype == DType::kF32) std::memcpy(data + i * 4, &value, 4);
+    if (dtype == DType::kBF16) std::memcpy(data + i * 2, &half, 2);
+  }
+  void fill_cache() {
+    std::vector<std::int32_t> blocks(100);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    std::vector<std::byte> images(
+        static_cast<std::size_t>(host_cache_->block_image_bytes(GroupId(0)) * 100));
+    const DType dtype = host_cache_->view(GroupId(0))->dtype;
+    const std::size_t count = images.size() / static_cast<std::size_t>(dtype_bytes(dtype));
+    for (std::size_t i = 0; i < count; ++i) {
+      store(images.data(), i, std::cos(static_cast<float>(i % 100003) * 1.3f), dtype);
+    }
+    KVFOLIO_CHECK(host_cache_->write_blocks(GroupId(0), blocks, images).ok());
+    KVFOLIO_CHECK(device_cache_->write_blocks(GroupId(0), blocks, images).ok());
+  }
+  template <typename T>
+  T* on_device(const std::vector<T>& values) {
+    const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
+    std::byte* const at = *memory->allocate(bytes);
+    const CopyRun run{at, reinterpret_cast<const std::byte*>(values.data()), bytes};
+    KVFOLIO_CHECK(memory->copy_in({&run, 1}));
+    return reinterpret_cast<T*>(at);
+  }
+
+  std::optional<KVStorage> host_cache_, device_cache_;
+  std::vector<std::int32_t> query_start_, kv_lens_, table_;
+  std::int32_t stride_ = 0;
+  std::vector<std::byte> q_, out_;
+};
+
+TEST(CudaAttend, RowsAreNearThoseOfTheCpuInEveryLayerOfAPlan) {
+  for (const bool tiles : {false, true}) {
+    FakeDriver fake;
+    Twins twins(fake, tiles ? DType::kBF16 : DType::kF32, tiles ? 64 : 24,
+                tiles ? DType::kBF16 : DType::kF32);
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+    ASSERT_TRUE(plan) << plan.error().message();
+    EXPECT_EQ(plan->target(), tiles ? "cuda-sm90-tiles" : "cuda-sm90-general");
+    for (const std::int32_t layer : {0, 1}) {
+      EXPECT_LT(twins.error_of_layer(layer, *plan), tiles ? 4e-3 : 1e-5) << layer;
+    }
+  }
+}
+
+TEST(CudaAttend, AWindowIsThatOfTheCpu) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32);
+  twins.host.params.window = twins.call.params.window = 100;
+  twins.host.params.num_sinks = twins.call.params.num_sinks = 3;
+  const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_LT(twins.error_of_layer(1, *plan), 1e-5);
+}
+
+TEST(CudaAttend, APlanIsForCallsOfItsShapesOnly) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32);
+  const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+  ASSERT_TRUE(plan);
+  std::byte* const memory = *twins.memory->allocate(plan->workspace_bytes() + (1 << 16));
+  auto pinned = *PinnedMemory::allocate(twins.device, 1 << 16);
+  ASSERT_TRUE(upload(*twins.kernels, *plan, {pinned.data(), 1 << 16}, memory, memory + (1 << 16),
+                     twins.stream.handle())
+                  .ok());
+  const auto said = [&](auto&& change) {
+    DeviceAttention call = twins.call;
+    change(call);
+    return attend(*twins.kernels, call, *plan, memory, memory + (1 << 16), twins.stream.handle())
+        .message();
+  };
+  EXPECT_EQ(said([](DeviceAttention&) {}), "ok");
+  EXPECT_THAT(said([](DeviceAttention& call) { call.layer = 2; }), HasSubstr("layer"));
+  EXPECT_THAT(said([](DeviceAttention& call) { call.params.window = 5; }),
+              HasSubstr("another than that of the plan"));
+  EXPECT_THAT(said([](DeviceAttention& call) { call.cache.k_strides.block += 16; }),
+              HasSubstr("other strides"));
+  EXPECT_THAT(said([](DeviceAttention& call) { call.cache.num_blocks = 50; }),
+              HasSubstr("another shape"));
+  static const std::vector<std::int32_t> start{0, 1, 7};
+  EXPECT_THAT(said([](DeviceAttention& call) { call.batch.query_start = start; }),
+              HasSubstr("q is [6 tokens, 4 heads, head_dim 24], allowed: [7, 4, 24]"));
+  EXPECT_THAT(said([](DeviceAttention& call) { call.params.scale = 0; }), HasSubstr("scale"));
+}
+
+TEST(CudaAttend, WrongArgumentsAreNamed) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32);
+  const auto said = [&](auto&& change) {
+    DeviceAttention call = twins.call;
+    change(call);
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, call);
+    return plan ? std::string("ok") : plan.error().message();
+  };
+  const std::vector<std::int32_t> on_host{0, 1, 6};
+  EXPECT_EQ(said([&](DeviceAttention& call) { call.query_start = on_host.data(); }),
+            "query_start is memory of the host, needed: memory of device 0 (Fake 0)");
+  EXPECT_EQ(said([&](DeviceAttention& call) {
+              call.batch.kv_lens = {call.kv_lens, 2};
+            }),
+            "batch.kv_lens is memory of device 0, needed: memory of the host");
+  EXPECT_THAT(said([&](DeviceAttention& call) { call.cache.memory_kind = MemoryKind::kHost; }),
+              HasSubstr("host memory"));
+  EXPECT_THAT(said([&](DeviceAttention& call) { call.q.data += 4; }),
+              HasSubstr("q is not aligned to 16 bytes"));
+  EXPECT_THAT(said([&](DeviceAttention& call) { call.q.num_heads = 3; }),
+              HasSubstr("multiples of the 2 KV heads"));
+  EXPECT_THAT(said([&](DeviceAttention& call) { call.lse = nullptr; }), "ok");
+  // Another architecture, and a type that this build has no kernels for.
+  Twins half(fake, DType::kF16, 64, DType::kF16);
+  const Result<AttendPlan> none = plan_attend(*half.kernels, half.call);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(none.error().message(), "this build has no kernels attend_f16_64");
+  fake.major = 8;
+  const auto older = open_device();
+  const auto kernels = *load_kernels(older, {.check_pointers = false}, kImages);
+  const Result<AttendPlan> eight = plan_attend(*kernels, twins.call);
+  ASSERT_FALSE(eight);
+  EXPECT_EQ(eight.error().message(),
+            "attention is compiled for compute capability 9.0, device 0 (Fake 0) has 8.0");
+}
+
+}  // namespace
+}  // namespace kvfolio::cuda
