@@ -64,15 +64,14 @@ void add_runs(std::vector<CopyRun>& runs, const ConstRowsView& rows, std::byte* 
 
 void add_run(std::vector<CopyRun>& runs, std::span<const std::int32_t> numbers, std::byte* to) {
   if (numbers.empty()) return;
-  runs.push_back(
-      {.dst = to, .src = std::as_bytes(numbers).data(), .bytes = bytes_of(numbers)});
+  runs.push_back({.dst = to, .src = std::as_bytes(numbers).data(), .bytes = bytes_of(numbers)});
 }
 
 // The same rows, packed, in device memory.
 ConstRowsView packed(const ConstRowsView& rows, const std::byte* data) {
   const std::int64_t head = rows.head_dim * kRowBytes;
-  return {data,          head * rows.num_heads, head, rows.num_tokens, rows.num_heads,
-          rows.head_dim, rows.dtype};
+  return {data,           head * rows.num_heads, head,      rows.num_tokens,
+          rows.num_heads, rows.head_dim,         rows.dtype};
 }
 
 const std::int32_t* numbers_at(const std::byte* data) {
@@ -92,18 +91,19 @@ Result<std::unique_ptr<DeviceCompute>> DeviceCompute::create(std::int32_t ordina
                                : device.error().code();
     return Status(code, std::string(device.error().message()));
   }
-  return create(*std::move(device), config, dtype);
+  Result<std::shared_ptr<cuda::Kernels>> kernels = cuda::Kernels::load(*device);
+  if (!kernels) return std::move(kernels).error();
+  return create(*std::move(device), *std::move(kernels), config, dtype);
 }
 
 Result<std::unique_ptr<DeviceCompute>> DeviceCompute::create(std::shared_ptr<cuda::Device> device,
+                                                             std::shared_ptr<cuda::Kernels> kernels,
                                                              const ModelConfig& config,
                                                              DType dtype) {
   KVFOLIO_RETURN_IF_ERROR(check_model(config, dtype));
   std::unique_ptr<DeviceCompute> made(new DeviceCompute());
   made->device_ = std::move(device);
-  Result<std::shared_ptr<cuda::Kernels>> kernels = cuda::Kernels::load(made->device_);
-  if (!kernels) return std::move(kernels).error();
-  made->kernels_ = *std::move(kernels);
+  made->kernels_ = std::move(kernels);
   Result<std::unique_ptr<cuda::DeviceMemory>> memory =
       cuda::DeviceMemory::create(made->device_, {.kernels = made->kernels_});
   if (!memory) return std::move(memory).error();
@@ -127,7 +127,7 @@ Status DeviceCompute::grow(ResourceBytes& array, std::int64_t bytes) {
 }
 
 Status DeviceCompute::layer(const LayerCall& call) {
-  const ConstRowsView out = {call.out.data,      call.out.token_stride, call.out.head_stride,
+  const ConstRowsView out = {call.out.data,       call.out.token_stride, call.out.head_stride,
                              call.out.num_tokens, call.out.num_heads,    call.out.head_dim,
                              call.out.dtype};
   const unsigned long long no_fault = cuda::kNoEntry;
@@ -161,10 +161,10 @@ Status DeviceCompute::layer(const LayerCall& call) {
                    .bytes = sizeof no_fault});
   if (!memory_->copy_in(runs_)) return memory_->take_error();
 
-  KVFOLIO_RETURN_IF_ERROR(cuda::append(
-      *kernels_, call.cache, call.layer, packed(call.k, base + k), packed(call.v, base + v),
-      {numbers_at(base + slots), call.slots.size()}, stream_.handle(),
-      reinterpret_cast<cuda::Fault>(base + fault)));
+  KVFOLIO_RETURN_IF_ERROR(
+      cuda::append(*kernels_, call.cache, call.layer, packed(call.k, base + k),
+                   packed(call.v, base + v), {numbers_at(base + slots), call.slots.size()},
+                   stream_.handle(), reinterpret_cast<cuda::Fault>(base + fault)));
 
   cuda::DeviceAttention attention;
   attention.cache = call.cache;
@@ -193,9 +193,8 @@ Status DeviceCompute::layer(const LayerCall& call) {
     std::byte* const host = call.out.data + (run.src - out.data);
     run = {.dst = host, .src = run.dst, .bytes = run.bytes};
   }
-  runs_.push_back({.dst = reinterpret_cast<std::byte*>(&found),
-                   .src = base + fault,
-                   .bytes = sizeof found});
+  runs_.push_back(
+      {.dst = reinterpret_cast<std::byte*>(&found), .src = base + fault, .bytes = sizeof found});
   if (!memory_->copy_out(runs_)) return memory_->take_error();
   return cuda::slot_fault(call.cache, found);
 }
@@ -213,10 +212,10 @@ Status DeviceCompute::attend(const cuda::DeviceAttention& call) {
     pinned_ = *std::move(pinned);
   }
   const std::span<std::byte> pinned(pinned_.data(), static_cast<std::size_t>(pinned_.bytes()));
-  KVFOLIO_RETURN_IF_ERROR(cuda::upload(*kernels_, *plan, pinned, image_.data(), workspace_.data(),
-                                       stream_.handle()));
-  KVFOLIO_RETURN_IF_ERROR(cuda::attend(*kernels_, call, *plan, image_.data(), workspace_.data(),
-                                       stream_.handle()));
+  KVFOLIO_RETURN_IF_ERROR(
+      cuda::upload(*kernels_, *plan, pinned, image_.data(), workspace_.data(), stream_.handle()));
+  KVFOLIO_RETURN_IF_ERROR(
+      cuda::attend(*kernels_, call, *plan, image_.data(), workspace_.data(), stream_.handle()));
   return stream_.synchronize();
 }
 

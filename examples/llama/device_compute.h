@@ -30,8 +30,9 @@ class DeviceCompute final : public CacheCompute {
   // type or a head_dim that no kernel takes.
   static Result<std::unique_ptr<DeviceCompute>> create(std::int32_t ordinal,
                                                        const ModelConfig& config, DType dtype);
-  // On a device that is open.
+  // On a device that is open, with its kernels.
   static Result<std::unique_ptr<DeviceCompute>> create(std::shared_ptr<cuda::Device> device,
+                                                       std::shared_ptr<cuda::Kernels> kernels,
                                                        const ModelConfig& config, DType dtype);
 
   MemoryResource& memory() noexcept override { return *memory_; }

@@ -35,22 +35,25 @@ struct RowsShape {
     return num_tokens == 0 || num_heads == 0 || head_dim == 0;
   }
 };
-KVFOLIO_API Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsShape& shape);
+KVFOLIO_API Status check_rows(std::string_view name, const ConstRowsView& rows,
+                              const RowsShape& shape);
 // And that no two rows overlap, since they are written.
-KVFOLIO_API Status check_written_rows(std::string_view name, const RowsView& rows, const RowsShape& shape);
+KVFOLIO_API Status check_written_rows(std::string_view name, const RowsView& rows,
+                                      const RowsShape& shape);
 
 // copies of blocks: equal counts, every block in range.
 KVFOLIO_API Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
-                    std::span<const std::int32_t> dst);
+                                std::span<const std::int32_t> dst);
 
 // All arguments of a call but what its slots or its block table say, which lie in the memory of a
 // device for the kernels there (src/cuda).
 KVFOLIO_API Status check_append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
-                    const ConstRowsView& v, std::size_t num_slots);
+                                const ConstRowsView& v, std::size_t num_slots);
 // args.block_table counts as its size.
 KVFOLIO_API Status check_gather(const GatherArgs& args);
-KVFOLIO_API Status check_conversion(const KVView& from, const KVView& to, std::span<const std::int32_t> src,
-                        std::span<const std::int32_t> dst);
+KVFOLIO_API Status check_conversion(const KVView& from, const KVView& to,
+                                    std::span<const std::int32_t> src,
+                                    std::span<const std::int32_t> dst);
 // What is said of entry `index` of slots, or of a block table, that names no place.
 KVFOLIO_API Status bad_slot(const KVView& cache, std::size_t index, std::int32_t slot);
 KVFOLIO_API Status bad_entry(const KVView& cache, std::size_t index, std::int32_t block);

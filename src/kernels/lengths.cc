@@ -47,7 +47,7 @@ Status check_sequence(const BatchLengths& lengths, std::size_t i, std::int64_t t
 
 // Exported for libkvfolio_cuda, as those of check.h are.
 KVFOLIO_API Status check_lengths(const BatchLengths& lengths, std::int64_t table_stride,
-                     std::int32_t block_size, bool positions_matter) {
+                                 std::int32_t block_size, bool positions_matter) {
   const std::size_t n = lengths.kv_lens.size();
   if (lengths.query_start.size() != n + 1) {
     return invalid(concat("query_start has ", lengths.query_start.size(), " entries for ", n,
