@@ -207,7 +207,7 @@ TEST_F(DeviceComputeTest, EveryFailureOfTheDriverIsAnError) {
       last = at;
       break;
     }
-    // What gives memory back has nobody to tell.
+    // A call that gives memory back tells no caller.
     const bool gives_back = fake_.failed.find("Free") != std::string::npos;
     if (gives_back) ++not_given_back;
     EXPECT_TRUE(!status.ok() || gives_back) << "call " << at << ", " << fake_.failed;
