@@ -4,7 +4,10 @@
 // Options of the command line that several verbs take.
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,6 +20,14 @@ namespace kvfolio::tools {
 [[noreturn]] inline void refuse(const std::string& option, const std::string& text,
                                 const std::string& allowed) {
   throw CLI::ValidationError(option, llama::in_quotes(text) + ", allowed: " + allowed);
+}
+
+// True: all of `text` is a number that fits.
+template <typename T>
+bool parse_whole(std::string_view text, T& number) {
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stop == end;
 }
 
 template <typename T>

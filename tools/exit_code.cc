@@ -14,4 +14,10 @@ int exit_code(std::string_view verb, const Result<int>& code) {
   return 2;
 }
 
+Result<int> exit_without_device(std::string_view verb, const Status& error) {
+  if (error.code() != ErrorCode::kUnavailable) return error;
+  static_cast<void>(exit_code(verb, error));
+  return 3;
+}
+
 }  // namespace kvfolio::tools

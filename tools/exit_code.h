@@ -13,4 +13,8 @@ namespace kvfolio::tools {
 // not run.
 [[nodiscard]] int exit_code(std::string_view verb, const Result<int>& code);
 
+// Where --device names a device that is not there (kUnavailable): says so, and gives exit code 3.
+// Any other error stays one.
+[[nodiscard]] Result<int> exit_without_device(std::string_view verb, const Status& error);
+
 }  // namespace kvfolio::tools

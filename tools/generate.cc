@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "compute_choice.h"
 #include "console.h"
 #include "engine.h"
 #include "exit_code.h"
 #include "file_name.h"
 #include "files.h"
 #include "generate_input.h"
-#include "kernel_choice.h"
 #include "kvfolio/byte_stream.h"
 #include "kvfolio/op_replay.h"
 #include "model_identity.h"
@@ -41,14 +41,16 @@ class Generate {
  public:
   Generate(const GenerateOptions& options, const llama::Model& model,
            std::span<const Request> requests, const CacheSpec& spec, CheckpointIdentity identity,
-           ThreadPool& pool)
+           const ComputeChoice& compute, ThreadPool& pool)
       : options_(options),
         model_(model),
         vocabulary_{model.config().vocab},
         requests_(requests),
         spec_(spec),
         identity_(std::move(identity)),
+        choice_(compute),
         pool_(pool),
+        compute_(choice_.over(pool)),
         results_(requests),
         text_(requests, vocabulary_) {}
 
@@ -63,6 +65,7 @@ class Generate {
     summary.model = &model_;
     summary.spec = &spec_;
     summary.options = &options_;
+    summary.compute = &choice_;
     Comparison scored_rows;
     if (options_.perplexity_path) {
       Result<llama::Perplexity> scored = score(scored_rows);
@@ -182,7 +185,6 @@ class Generate {
             .max_tokens = max_tokens,
             .prefix_cache = options_.prefix_cache,
             .contiguous = contiguous,
-            .kernel = options_.kernel,
             .keep_logits = logits_to_keep(),
             .identity = identity_.fields(),
             .host_tier_bytes = contiguous ? 0 : options_.tiers.arena_bytes(),
@@ -206,7 +208,7 @@ class Generate {
                                    Results& results, bool shown) {
     const bool contiguous = options.contiguous;
     Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec_, options, pool_);
+        llama::Engine::create(model_, spec_, options, *compute_, pool_);
     if (!engine) return std::move(engine).error();
     llama::Listener listener;
     if (shown && !options_.json) {
@@ -313,7 +315,7 @@ class Generate {
     const auto make_engine = [&](bool contiguous) {
       llama::EngineOptions options = engine_options(contiguous, window);
       options.block_map = nullptr;
-      return llama::Engine::create(model_, spec, options, pool_);
+      return llama::Engine::create(model_, spec, options, *compute_, pool_);
     };
     Result<std::unique_ptr<llama::Engine>> engine = make_engine(options_.contiguous);
     if (!engine) return std::move(engine).error();
@@ -343,7 +345,9 @@ class Generate {
   const std::span<const Request> requests_;
   const CacheSpec& spec_;
   const CheckpointIdentity identity_;
+  const ComputeChoice& choice_;
   ThreadPool& pool_;
+  std::shared_ptr<llama::CacheCompute> compute_;
   std::optional<FileSource> load_;
   std::optional<FileSink> save_;
   std::optional<WholeFile> metrics_;
@@ -394,11 +398,10 @@ Result<int> generate_or_error(GenerateOptions options) {
   if (!load) return load.error();
   const Result<llama::Model> model = llama::Model::load(options.model, *load);
   if (!model) return prefixed("--model " + options.model, model.error());
-  const Result<KernelTarget> kernel =
-      resolve_kernel(model->config(), options.dtype, options.kernel);
-  if (!kernel) return kernel.error();
-  options.kernel = *kernel;
-  if (!options.format) options.format = auto_format(*kernel, options.dtype, options.block_size);
+  const Result<ComputeChoice> compute =
+      ComputeChoice::resolve(model->config(), options.dtype, options.compute);
+  if (!compute) return exit_without_device("generate", compute.error());
+  if (!options.format) options.format = compute->auto_format(options.dtype, options.block_size);
   const Result<std::vector<Request>> requests =
       collect_requests(options, {.size = model->config().vocab});
   if (!requests) return requests.error();
@@ -415,11 +418,11 @@ Result<int> generate_or_error(GenerateOptions options) {
   CheckpointIdentity identity;
   if (options.tiers.any() || options.save_path || options.load_path) {
     Result<CheckpointIdentity> named =
-        checkpoint_identity(options.model, *kernel, to_string(model->target()));
+        checkpoint_identity(options.model, compute->name(), to_string(model->target()));
     if (!named) return prefixed("--model " + options.model, named.error());
     identity = *std::move(named);
   }
-  return Generate(options, *model, *requests, *spec, std::move(identity), **pool).run();
+  return Generate(options, *model, *requests, *spec, std::move(identity), *compute, **pool).run();
 }
 
 }  // namespace

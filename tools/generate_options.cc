@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -14,13 +13,6 @@
 
 namespace kvfolio::tools {
 namespace {
-
-template <typename T>
-bool parse_whole(const std::string& text, T& number) {
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && stop == end;
-}
 
 template <typename T>
 void add_integer(CLI::App& app, const std::string& name, T& target, T low, T high,
@@ -115,7 +107,7 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
        {"nhd", Format::kNhd}},
       "How a block lies in memory: auto, granule (of blocks of 16 tokens and multiples), hnd, nhd "
       "[auto: granule where a fast kernel computes and block size and type allow it, else hnd]");
-  add_kernel_option(app, options.kernel);
+  add_compute_options(app, options.compute);
   app.add_flag_callback(
       "--no-prefix-cache", [&options] { options.prefix_cache = false; },
       "Requests share nothing; the samples of one still share its prompt");
@@ -197,7 +189,7 @@ void add_generate_options(CLI::App& app, GenerateOptions& options) {
       "other may write.\n"
       "Results do not depend on the pool, the block size, the batch limits, the threads or hits.\n"
       "Exit codes: 0 done; 1 a request did not fit or a comparison failed; 2 bad usage or input;\n"
-      "130 after Ctrl-C.");
+      "3 no such device; 130 after Ctrl-C.");
   add_request_options(app, options);
   add_cache_options(app, options);
   add_run_options(app, options);

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "compute_choice.h"
 #include "kvfolio/dtype.h"
-#include "kvfolio/kernels.h"
 #include "kvfolio/spec.h"
 #include "request.h"
 #include "tier_option.h"
@@ -32,7 +32,7 @@ struct GenerateOptions {
   std::int32_t block_size = 16;
   DType dtype = DType::kF32;
   std::optional<Format> format;  // none is auto
-  KernelTarget kernel = KernelTarget::kAuto;
+  ComputeOptions compute;
   bool prefix_cache = true;
   bool contiguous = false;
   TierChoice tiers;

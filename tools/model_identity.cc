@@ -30,7 +30,7 @@ Status hash_file(Sha256& sha, const std::filesystem::path& path) {
 
 }  // namespace
 
-Result<CheckpointIdentity> checkpoint_identity(const std::string& folder, KernelTarget kernel,
+Result<CheckpointIdentity> checkpoint_identity(const std::string& folder, const std::string& kernel,
                                                const std::string& matmul) {
   std::vector<std::filesystem::path> files;
   std::error_code error;
@@ -46,10 +46,10 @@ Result<CheckpointIdentity> checkpoint_identity(const std::string& folder, Kernel
   for (const auto& path : files) {
     if (Status status = hash_file(sha, path); !status.ok()) return status;
   }
-  return CheckpointIdentity{.model = "checkpoint in the Hugging Face form",
-                            .weights = sha.hex(),
-                            .engine = std::string("kvfolio example engine 1, kernel ") +
-                                      to_string(kernel) + ", matmul " + matmul};
+  return CheckpointIdentity{
+      .model = "checkpoint in the Hugging Face form",
+      .weights = sha.hex(),
+      .engine = std::string("kvfolio example engine 1, kernel ") + kernel + ", matmul " + matmul};
 }
 
 }  // namespace kvfolio::tools

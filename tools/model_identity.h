@@ -7,7 +7,6 @@
 #include <string>
 
 #include "kvfolio/identity.h"
-#include "kvfolio/kernels.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio::tools {
@@ -29,7 +28,7 @@ struct CheckpointIdentity {
 };
 
 // Reads all files of the checkpoint. kUnavailable: one cannot be read.
-Result<CheckpointIdentity> checkpoint_identity(const std::string& folder, KernelTarget kernel,
+Result<CheckpointIdentity> checkpoint_identity(const std::string& folder, const std::string& kernel,
                                                const std::string& matmul);
 
 }  // namespace kvfolio::tools

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "compute_choice.h"
 #include "console.h"
 #include "engine.h"
 #include "exit_code.h"
 #include "generate_input.h"
-#include "kernel_choice.h"
 #include "pool_size.h"
 #include "prove_conditions.h"
 #include "prove_prompts.h"
@@ -67,6 +67,12 @@ std::string hash(std::span<const SampleResult> samples) {
   return sha.hex();
 }
 
+// What an engine computes with.
+struct Machine {
+  std::unique_ptr<ThreadPool> pool;
+  std::shared_ptr<llama::CacheCompute> compute;  // on the pool
+};
+
 // A file in memory.
 class MemoryFile final : public ByteSink, public ByteSource {
  public:
@@ -100,14 +106,19 @@ constexpr ModelIdentity kIdentity = {.model = "the model of this run",
 // One call of the verb.
 class Prover {
  public:
-  Prover(const ProveOptions& options, const llama::Model& model, PromptSet set)
-      : options_(options), model_(model), with_long_(std::move(set)), set_(with_long_) {
+  Prover(const ProveOptions& options, const llama::Model& model, const ComputeChoice& compute,
+         PromptSet set)
+      : options_(options),
+        model_(model),
+        compute_(compute),
+        with_long_(std::move(set)),
+        set_(with_long_) {
     set_.prompts.pop_back();
   }
 
   Result<int> run() {
     const auto start = std::chrono::steady_clock::now();
-    Proof proof{.options = &options_, .model = &model_};
+    Proof proof{.options = &options_, .compute = &compute_, .model = &model_};
     Result<OpenTiers> tiers = open_tiers(options_.tiers);
     if (!tiers) return prefixed("--tier", tiers.error());
     for (const std::string& line : tiers->describe()) report("kvfolio prove: " + line);
@@ -217,7 +228,8 @@ class Prover {
   }
 
   Result<std::unique_ptr<llama::Engine>> make_engine(const Condition& condition,
-                                                     std::int64_t num_blocks, ThreadPool& pool) {
+                                                     std::int64_t num_blocks,
+                                                     const Machine& machine) {
     CacheSpec spec = llama::cache_spec(model_.config(), shape(condition));
     for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
     const bool from_tier = is_from_a_tier(condition);
@@ -237,18 +249,17 @@ class Prover {
          .contiguous = condition.contiguous,
          .order = condition.unordered ? Order::kUnordered : Order::kInOrder,
          .steps_in_flight = condition.overlapping ? 2 : 1,
-         .kernel = options_.kernel,
          .keep_logits = llama::LogitRows::kChosen,
          .identity = identity,
          .host_tier_bytes = from_memory ? kHostTierBytes : 0,
          .tiers =
              from_tier ? std::span<const OffloadTier>(below_) : std::span<const OffloadTier>()},
-        pool);
+        *machine.compute, *machine.pool);
   }
 
   // The engine that answers after `warmed` has computed what it is to find.
   Result<std::unique_ptr<llama::Engine>> restore(const Condition& condition,
-                                                 std::int64_t num_blocks, ThreadPool& pool,
+                                                 std::int64_t num_blocks, const Machine& machine,
                                                  std::unique_ptr<llama::Engine> warmed,
                                                  std::int64_t& loads) {
     if (!condition.restored) return warmed;
@@ -261,12 +272,13 @@ class Prover {
       note_tiers(*warmed);
       warmed.reset();
       if (Status status = reopen_tier(*condition.restored); !status.ok()) return status;
-      return make_engine(condition, num_blocks, pool);
+      return make_engine(condition, num_blocks, machine);
     }
     MemoryFile file;
     const Result<SaveStats> saved = warmed->save(file);
     if (!saved) return saved.error();
-    Result<std::unique_ptr<llama::Engine>> other = make_engine(condition, 2 * num_blocks + 3, pool);
+    Result<std::unique_ptr<llama::Engine>> other =
+        make_engine(condition, 2 * num_blocks + 3, machine);
     if (!other) return other;
     const Result<RestoreStats> restored = (*other)->restore(file);
     if (!restored) return restored.error();
@@ -282,16 +294,17 @@ class Prover {
   }
 
   Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
-    const Result<ThreadPool*> threads = pool_of(condition);
-    if (!threads) return threads.error();
-    ThreadPool& pool = **threads;
+    const Result<const Machine*> found = machine_of(condition);
+    if (!found) return found.error();
+    const Machine& machine = **found;
+    ThreadPool& pool = *machine.pool;
     pool.forget_work();
     // A run finds in the tier what it stored itself, and nothing of another run.
     if (is_from_a_tier(condition)) {
       weights_ = "its weights, run " + std::to_string(++tier_runs_) + " of " + run_name_;
       if (Status status = reopen_tier(*condition.restored); !status.ok()) return status;
     }
-    Result<std::unique_ptr<llama::Engine>> engine = make_engine(condition, num_blocks, pool);
+    Result<std::unique_ptr<llama::Engine>> engine = make_engine(condition, num_blocks, machine);
     if (!engine) return std::move(engine).error();
 
     Outcome outcome;
@@ -305,7 +318,7 @@ class Prover {
       before = warmed->cache;
       happened.chunk_tokens = warmed->scheduler.chunk_tokens_peak;
     }
-    engine = restore(condition, num_blocks, pool, *std::move(engine), happened.loads);
+    engine = restore(condition, num_blocks, machine, *std::move(engine), happened.loads);
     if (!engine) return std::move(engine).error();
     if (condition.restored && condition.restored != Restored::kFromMemory) before = {};
     const std::vector<Request> requests = scored_requests(set(condition), condition.forked);
@@ -464,24 +477,25 @@ class Prover {
   [[nodiscard]] llama::CacheShape shape(const Condition& condition) const {
     return {.block_size = condition.block(),
             .dtype = options_.dtype,
-            .format = auto_format(options_.kernel, options_.dtype, condition.block())};
+            .format = compute_.auto_format(options_.dtype, condition.block())};
   }
 
   [[nodiscard]] const PromptSet& set(const Condition& condition) const {
     return condition.with_long ? with_long_ : set_;
   }
 
-  Result<ThreadPool*> pool_of(const Condition& condition) {
+  Result<const Machine*> machine_of(const Condition& condition) {
     const auto all =
         std::clamp(static_cast<std::int32_t>(std::thread::hardware_concurrency()), 1, 256);
     const std::int32_t wanted = condition.threads.value_or(all);
-    std::unique_ptr<ThreadPool>& pool = pools_[wanted];
-    if (pool == nullptr) {
+    Machine& machine = machines_[wanted];
+    if (machine.pool == nullptr) {
       Result<std::unique_ptr<ThreadPool>> created = ThreadPool::create(wanted);
       if (!created) return std::move(created).error();
-      pool = *std::move(created);
+      machine.pool = *std::move(created);
+      machine.compute = compute_.over(*machine.pool);
     }
-    return pool.get();
+    return &machine;
   }
 
   OpenTiers tier_;                       // of the row; outlives the engines
@@ -493,10 +507,11 @@ class Prover {
   int tier_runs_ = 0;
   const ProveOptions& options_;
   const llama::Model& model_;
+  const ComputeChoice& compute_;
   PromptSet with_long_;
   PromptSet set_;  // without the last
   std::vector<SampleResult> twin_;
-  std::map<std::int32_t, std::unique_ptr<ThreadPool>> pools_;  // by threads
+  std::map<std::int32_t, Machine> machines_;  // by threads
 };
 
 Result<int> prove_or_error(ProveOptions options) {
@@ -509,13 +524,12 @@ Result<int> prove_or_error(ProveOptions options) {
   if (!load) return load.error();
   const Result<llama::Model> model = llama::Model::load(options.model, *load);
   if (!model) return prefixed("--model " + options.model, model.error());
-  const Result<KernelTarget> kernel =
-      resolve_kernel(model->config(), options.dtype, options.kernel);
-  if (!kernel) return kernel.error();
-  options.kernel = *kernel;
+  const Result<ComputeChoice> compute =
+      ComputeChoice::resolve(model->config(), options.dtype, options.compute);
+  if (!compute) return exit_without_device("prove", compute.error());
   Result<PromptSet> set = make_prompt_set(model->config());
   if (!set) return prefixed("--model " + options.model, set.error());
-  return Prover(options, *model, *std::move(set)).run();
+  return Prover(options, *model, *compute, *std::move(set)).run();
 }
 
 }  // namespace

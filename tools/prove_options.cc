@@ -26,10 +26,11 @@ void add_prove_options(CLI::App& app, ProveOptions& options) {
       "Columns: sequences and tokens of one sequence in a step, at the peak; blocks held at the\n"
       "peak; prompt tokens reused; blocks copied; sequences preempted.\n"
       "A row that was not what it says (nothing hit, one thread for two) is a failure too.\n"
-      "Exit codes: 0 all rows have one SHA-256; 1 they differ, and which; 2 bad usage or input.");
+      "Exit codes: 0 all rows have one SHA-256; 1 they differ, and which; 2 bad usage or input;\n"
+      "3 no such device.");
   add_model_option(app, options.model);
   add_dtype_option(app, options.dtype);
-  add_kernel_option(app, options.kernel);
+  add_compute_options(app, options.compute);
   add_tier_option(app, options.tiers,
                   "disk:DIR,SIZE and redis:HOST:PORT[,HOST:PORT] add rows whose prompts another "
                   "engine reads from there; both are two --tier, the disk first");

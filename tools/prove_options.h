@@ -5,8 +5,8 @@
 
 #include <string>
 
+#include "compute_choice.h"
 #include "kvfolio/dtype.h"
-#include "kvfolio/kernels.h"
 #include "tier_option.h"
 
 namespace CLI {
@@ -18,7 +18,7 @@ namespace kvfolio::tools {
 struct ProveOptions {
   std::string model;
   DType dtype = DType::kF32;
-  KernelTarget kernel = KernelTarget::kAuto;
+  ComputeOptions compute;
   TierChoice tiers;  // with a disk there are rows from it
   bool json = false;
 };

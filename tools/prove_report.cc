@@ -139,7 +139,7 @@ std::string proof_json(const Proof& proof) {
       {"long_sha256", proof.equal() ? Json(twin.long_sha256) : Json(nullptr)},
       {"model", proof.options->model},
       {"cache_dtype", to_string(proof.options->dtype)},
-      {"kernel", to_string(proof.options->kernel)},
+      {"kernel", proof.compute->name()},
       {"matmul", to_string(proof.model->target())},
       {"format", "auto"},
       {"samples", kNumSamples},
@@ -172,8 +172,8 @@ std::string proof_text(const Proof& proof) {
   std::snprintf(seconds, sizeof seconds, "%.1f", proof.seconds);
   std::string out = "\nSHA-256 of " + std::to_string(proof.logit_rows) + " rows of " +
                     std::to_string(proof.model->config().vocab) + " logits (cache " +
-                    to_string(proof.options->dtype) + ", kernel " +
-                    to_string(proof.options->kernel) + ", format auto, " + seconds + " s):\n" +
+                    to_string(proof.options->dtype) + ", kernel " + proof.compute->name() +
+                    ", format auto, " + seconds + " s):\n" +
                     hashes_text(proof, &ProvedRow::sha256) + "and of the prompt of " +
                     std::to_string(proof.long_prompt) + " tokens, in the rows that have it:\n" +
                     hashes_text(proof, &ProvedRow::long_sha256);

@@ -25,6 +25,7 @@ struct ProvedRow {
 
 struct Proof {
   const ProveOptions* options = nullptr;
+  const ComputeChoice* compute = nullptr;
   const llama::Model* model = nullptr;
   std::int64_t logit_rows = 0;       // of each row of the proof
   std::int32_t long_prompt = 0;      // its tokens

@@ -164,7 +164,7 @@ std::string summary_json(const Summary& summary, const llama::BlockMap* block_ma
       {"tokens_per_s", rounded(tokens_per_s(stats), 10)},
       {"seconds", rounded(stats.seconds, 1e4)},
       {"steps", work.steps},
-      {"kernel", to_string(summary.options->kernel)},
+      {"kernel", summary.compute->name()},
       {"matmul", to_string(summary.model->target())},
       {"format", format_name(summary)},
       {"cache_dtype", to_string(summary.options->dtype)},
@@ -228,8 +228,8 @@ std::string summary_text(const Summary& summary, const llama::BlockMap* block_ma
     out += "\n" + plural(stats.scheduler.samples, "sample") + " of " +
            plural(stats.scheduler.requests, "request") + ": " +
            plural(stats.scheduler.generated_tokens, "token") + " in " + fixed(stats.seconds, 2) +
-           " s, " + fixed(tokens_per_s(stats), 0) + " tokens/s (kernel " +
-           to_string(summary.options->kernel) + ", format " + format_name(summary) + ")\n";
+           " s, " + fixed(tokens_per_s(stats), 0) + " tokens/s (kernel " + summary.compute->name() +
+           ", format " + format_name(summary) + ")\n";
   }
   if (stats.scheduler.rejected > 0) {
     out += plural(stats.scheduler.rejected, "request") + " did not fit\n";

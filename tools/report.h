@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "block_map.h"
+#include "compute_choice.h"
 #include "engine.h"
 #include "generate_options.h"
 #include "kvfolio/disk_tier.h"
@@ -31,6 +32,7 @@ struct Summary {
   const llama::Model* model = nullptr;
   const CacheSpec* spec = nullptr;
   const GenerateOptions* options = nullptr;
+  const ComputeChoice* compute = nullptr;
   llama::RunStats stats;
   std::optional<llama::Perplexity> perplexity;
   std::optional<Comparison> comparison;  // --verify

@@ -2,7 +2,6 @@
 #include "contiguous_backend.h"
 
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 namespace kvfolio::llama {
@@ -21,9 +20,8 @@ ConstRowsView rows_of(const ConstRowsView& all, std::int32_t first, std::int32_t
 
 }  // namespace
 
-ContiguousBackend::ContiguousBackend(const ModelConfig& config, DType dtype, KernelTarget kernel,
-                                     ThreadPool& pool)
-    : config_(config), dtype_(dtype), kernel_(kernel), attend_(pool) {}
+ContiguousBackend::ContiguousBackend(const ModelConfig& config, DType dtype, CacheCompute& compute)
+    : config_(config), dtype_(dtype), compute_(compute) {}
 
 Result<ContiguousBackend::Arrays*> ContiguousBackend::find(SequenceId sequence) {
   const auto found = sequences_.find(sequence);
@@ -36,30 +34,46 @@ Result<ContiguousBackend::Arrays*> ContiguousBackend::find(SequenceId sequence) 
 Result<OffloadOpened> ContiguousBackend::open(std::span<const std::int32_t> /*tokens*/,
                                               const OpenLimits& limits) {
   auto arrays = std::make_unique<Arrays>();
-  arrays->capacity = (limits.max_tokens + kRowBlock - 1) / kRowBlock * kRowBlock;
-  const std::size_t rows = static_cast<std::size_t>(config_.num_layers) *
-                           static_cast<std::size_t>(config_.num_kv_heads) *
-                           static_cast<std::size_t>(arrays->capacity);
-  const std::size_t bytes = rows * static_cast<std::size_t>(config_.head_dim) *
-                            static_cast<std::size_t>(dtype_bytes(dtype_));
-  arrays->k.resize(bytes);
-  arrays->v.resize(bytes);
-  if (has_scales(dtype_)) {
-    arrays->k_scale.resize(rows * sizeof(float));
-    arrays->v_scale.resize(rows * sizeof(float));
-  }
+  KVFOLIO_RETURN_IF_ERROR(
+      reserve(*arrays, (limits.max_tokens + kRowBlock - 1) / kRowBlock * kRowBlock));
   bytes_ += arrays->bytes();
   const SequenceId id(next_id_++);
   sequences_.emplace(id, std::move(arrays));
   return OffloadOpened{.sequence = id, .cached_tokens = 0};
 }
 
+Status ContiguousBackend::reserve(Arrays& arrays, std::int32_t capacity) const {
+  const std::int64_t rows =
+      std::int64_t{config_.num_layers} * config_.num_kv_heads * std::int64_t{capacity};
+  const std::int64_t bytes = rows * config_.head_dim * dtype_bytes(dtype_);
+  const std::int64_t scale_bytes =
+      has_scales(dtype_) ? rows * static_cast<std::int64_t>(sizeof(float)) : 0;
+  arrays.capacity = capacity;
+  for (const auto& [array, size] :
+       {std::pair(&arrays.k, bytes), std::pair(&arrays.v, bytes),
+        std::pair(&arrays.k_scale, scale_bytes), std::pair(&arrays.v_scale, scale_bytes)}) {
+    Result<ResourceBytes> made = ResourceBytes::create(compute_.memory(), size);
+    if (!made) return std::move(made).error();
+    *array = *std::move(made);
+  }
+  return {};
+}
+
 Result<SequenceId> ContiguousBackend::fork(SequenceId parent) {
   const Result<Arrays*> source = find(parent);
   if (!source) return source.error();
+  auto arrays = std::make_unique<Arrays>();
+  arrays->capacity = (*source)->capacity;
+  arrays->length = (*source)->length;
+  for (ResourceBytes Arrays::*const array :
+       {&Arrays::k, &Arrays::v, &Arrays::k_scale, &Arrays::v_scale}) {
+    Result<ResourceBytes> copy = ((*source)->*array).copy();
+    if (!copy) return std::move(copy).error();
+    (*arrays).*array = *std::move(copy);
+  }
+  bytes_ += arrays->bytes();
   const SequenceId id(next_id_++);
-  sequences_.emplace(id, std::make_unique<Arrays>(**source));
-  bytes_ += (*source)->bytes();
+  sequences_.emplace(id, std::move(arrays));
   return id;
 }
 
@@ -93,21 +107,7 @@ Status ContiguousBackend::drop_step() {
   return {};
 }
 
-// The next tokens of one layer's arrays, as rows.
-RowsView ContiguousBackend::rows(std::vector<std::byte>& array, const Arrays& arrays,
-                                 std::int32_t layer, std::int32_t num_tokens) const {
-  const std::int64_t token = std::int64_t{config_.head_dim} * dtype_bytes(dtype_);
-  const std::int64_t head = token * arrays.capacity;
-  return {.data = array.data() + layer * config_.num_kv_heads * head + arrays.length * token,
-          .token_stride = token,
-          .head_stride = head,
-          .num_tokens = num_tokens,
-          .num_heads = config_.num_kv_heads,
-          .head_dim = config_.head_dim,
-          .dtype = dtype_};
-}
-
-KVView ContiguousBackend::view(Arrays& arrays) const {
+KVView ContiguousBackend::view(const Arrays& arrays) const {
   const std::int64_t token = std::int64_t{config_.head_dim} * dtype_bytes(dtype_);
   const std::int64_t head = token * arrays.capacity;
   const KVStrides strides{.layer = head * config_.num_kv_heads,
@@ -124,7 +124,8 @@ KVView ContiguousBackend::view(Arrays& arrays) const {
               .num_kv_heads = config_.num_kv_heads,
               .head_dim_k = config_.head_dim,
               .head_dim_v = config_.head_dim,
-              .dtype = dtype_};
+              .dtype = dtype_,
+              .memory_kind = compute_.memory().kind()};
   if (!has_scales(dtype_)) return view;
   constexpr auto kScale = static_cast<std::int64_t>(sizeof(float));
   view.k_scale_strides = {.layer = kScale * arrays.capacity * config_.num_kv_heads,
@@ -137,51 +138,39 @@ KVView ContiguousBackend::view(Arrays& arrays) const {
   return view;
 }
 
-Status ContiguousBackend::write(Arrays& arrays, std::int32_t layer, const ConstRowsView& k,
-                                const ConstRowsView& v) {
-  if (has_scales(dtype_)) {
-    // A quantized row has a scale beside it, which only the kernels of a cache know how to write.
-    slots_.resize(static_cast<std::size_t>(k.num_tokens));
-    std::iota(slots_.begin(), slots_.end(), arrays.length);
-    return kvfolio::append(view(arrays), layer, k, v, slots_);
-  }
-  KVFOLIO_RETURN_IF_ERROR(convert(k, rows(arrays.k, arrays, layer, k.num_tokens)));
-  return convert(v, rows(arrays.v, arrays, layer, v.num_tokens));
-}
-
 Status ContiguousBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,
                                 const ConstRowsView& v, const RowsView& out) {
   std::int32_t first = 0;
   for (const Appended& appended : step_) {
-    Arrays& arrays = *appended.arrays;
+    const Arrays& arrays = *appended.arrays;
     const std::int32_t count = appended.num_tokens;
-    KVFOLIO_RETURN_IF_ERROR(
-        write(arrays, layer, rows_of(k, first, count), rows_of(v, first, count)));
-
-    const auto num_blocks = static_cast<std::size_t>(arrays.capacity / kRowBlock);
-    if (identity_.size() < num_blocks) {
-      identity_.resize(num_blocks);
-      std::iota(identity_.begin(), identity_.end(), 0);
+    while (std::ssize(identity_) < arrays.capacity) {
+      identity_.push_back(static_cast<std::int32_t>(identity_.size()));
     }
+    const std::span<const std::int32_t> numbers = identity_;
+    const std::int32_t num_blocks = arrays.capacity / kRowBlock;
     const std::int32_t query_start[] = {0, count};
     const std::int32_t kv_lens[] = {arrays.length + count};
-    AttentionArgs args;
-    args.cache = view(arrays);
-    args.layer = layer;
-    args.batch = {.query_start = query_start,
-                  .kv_lens = kv_lens,
-                  .block_table = std::span(identity_).first(num_blocks),
-                  .block_table_stride = static_cast<std::int32_t>(num_blocks),
-                  .trim_sinks = {},
-                  .trim_first_kept = {}};
-    args.params = {.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim)),
-                   .window = config_.sliding_window};
-    args.q = rows_of(q, first, count);
-    args.out = out;
-    args.out.data = out.at(first, 0);
-    args.out.num_tokens = count;
-    args.target = kernel_;
-    KVFOLIO_RETURN_IF_ERROR(attend_.run(args));
+    RowsView some_out = out;
+    some_out.data = out.at(first, 0);
+    some_out.num_tokens = count;
+    KVFOLIO_RETURN_IF_ERROR(compute_.layer(
+        {.cache = view(arrays),
+         .layer = layer,
+         .k = rows_of(k, first, count),
+         .v = rows_of(v, first, count),
+         .slots = numbers.subspan(static_cast<std::size_t>(arrays.length),
+                                  static_cast<std::size_t>(count)),
+         .batch = {.query_start = query_start,
+                   .kv_lens = kv_lens,
+                   .block_table = numbers.first(static_cast<std::size_t>(num_blocks)),
+                   .block_table_stride = num_blocks,
+                   .trim_sinks = {},
+                   .trim_first_kept = {}},
+         .params = {.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim)),
+                    .window = config_.sliding_window},
+         .q = rows_of(q, first, count),
+         .out = some_out}));
     first += count;
   }
   return {};

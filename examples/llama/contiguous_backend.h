@@ -14,16 +14,16 @@
 #include <vector>
 
 #include "backend.h"
-#include "kvfolio/kernels.h"
-#include "parallel_attend.h"
+#include "cache_compute.h"
 #include "pool_size.h"
+#include "resource_bytes.h"
 
 namespace kvfolio::llama {
 
 class ContiguousBackend final : public Backend {
  public:
-  // `pool` outlives the backend.
-  ContiguousBackend(const ModelConfig& config, DType dtype, KernelTarget kernel, ThreadPool& pool);
+  // `config` and `compute` outlive the backend.
+  ContiguousBackend(const ModelConfig& config, DType dtype, CacheCompute& compute);
 
   Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                              const OpenLimits& limits) override;
@@ -57,16 +57,16 @@ class ContiguousBackend final : public Backend {
 
  private:
   struct Arrays {
-    std::vector<std::byte> k;  // [num_layers, num_kv_heads, capacity, head_dim]
-    std::vector<std::byte> v;  // the same
+    ResourceBytes k;  // [num_layers, num_kv_heads, capacity, head_dim]
+    ResourceBytes v;  // the same
     // int8 and e4m3: [num_layers, num_kv_heads, capacity], f32.
-    std::vector<std::byte> k_scale;
-    std::vector<std::byte> v_scale;
+    ResourceBytes k_scale;
+    ResourceBytes v_scale;
     std::int32_t capacity = 0;  // tokens, a multiple of kRowBlock
     std::int32_t length = 0;    // tokens
 
     [[nodiscard]] std::int64_t bytes() const {
-      return static_cast<std::int64_t>(k.size() + v.size() + k_scale.size() + v_scale.size());
+      return k.size() + v.size() + k_scale.size() + v_scale.size();
     }
   };
   struct Appended {
@@ -75,22 +75,18 @@ class ContiguousBackend final : public Backend {
   };
 
   Result<Arrays*> find(SequenceId sequence);
-  [[nodiscard]] RowsView rows(std::vector<std::byte>& array, const Arrays& arrays,
-                              std::int32_t layer, std::int32_t num_tokens) const;
-  [[nodiscard]] KVView view(Arrays& arrays) const;
-  // Writes the next tokens of one layer.
-  Status write(Arrays& arrays, std::int32_t layer, const ConstRowsView& k, const ConstRowsView& v);
+  // Makes room in the arrays for `capacity` tokens.
+  Status reserve(Arrays& arrays, std::int32_t capacity) const;
+  [[nodiscard]] KVView view(const Arrays& arrays) const;
 
   const ModelConfig& config_;
   DType dtype_;
-  KernelTarget kernel_;
-  ParallelAttend attend_;
+  CacheCompute& compute_;
   std::unordered_map<SequenceId, std::unique_ptr<Arrays>> sequences_;
   std::uint64_t next_id_ = 1;
   std::int64_t bytes_ = 0;              // of all arrays
   std::vector<Appended> step_;          // in append order
-  std::vector<std::int32_t> identity_;  // 0, 1, 2, ...: block i is at place i
-  std::vector<std::int32_t> slots_;     // of an append, where it takes slots
+  std::vector<std::int32_t> identity_;  // 0, 1, 2, ...: block i is at place i, token i in slot i
   Counters counters_;                   // stays zero
 };
 

@@ -13,7 +13,8 @@
 namespace kvfolio::llama {
 
 Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSpec& spec,
-                                               const EngineOptions& options, ThreadPool& pool) {
+                                               const EngineOptions& options, CacheCompute& compute,
+                                               ThreadPool& pool) {
   const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
   if (!layouts) return layouts.error();
   std::unique_ptr<Engine> engine(new Engine(model, spec, options, pool));
@@ -21,8 +22,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
     engine->bytes_per_token_ += layout.payload_bytes_per_token;
   }
   if (options.contiguous) {
-    engine->backend_ = std::make_unique<ContiguousBackend>(model.config(), shape_of(spec).dtype,
-                                                           options.kernel, pool);
+    engine->backend_ =
+        std::make_unique<ContiguousBackend>(model.config(), shape_of(spec).dtype, compute);
     return engine;
   }
   Result<std::unique_ptr<PagedBackend>> paged =
@@ -30,14 +31,13 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
                            {.max_sequences = options.max_seqs + 1,
                             .max_tokens = options.max_tokens,
                             .prefix_cache = options.prefix_cache,
-                            .kernel = options.kernel,
                             .order = options.order,
                             .steps_in_flight = options.steps_in_flight,
                             .identity = options.identity,
                             .host_tier_bytes = options.host_tier_bytes,
                             .tiers = options.tiers,
                             .log = options.log},
-                           pool);
+                           compute);
   if (!paged) return std::move(paged).error();
   engine->paged_ = paged->get();
   engine->backend_ = *std::move(paged);

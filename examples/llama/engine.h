@@ -17,7 +17,7 @@
 
 #include "backend.h"
 #include "block_map.h"
-#include "kvfolio/kernels.h"
+#include "cache_compute.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/tier_metrics.h"
 #include "model.h"
@@ -44,7 +44,6 @@ struct EngineOptions {
   bool contiguous = false;  // the twin; spec's pools are not used then
   Order order = Order::kInOrder;
   std::int32_t steps_in_flight = 1;  // 2 with kInOrder only: PagedOptions
-  KernelTarget kernel = KernelTarget::kAuto;
   LogitRows keep_logits = LogitRows::kNone;
   // As PagedOptions; the views of the identity outlive the engine.
   ModelIdentity identity = {};
@@ -90,9 +89,11 @@ using TwinRows = std::function<void(std::size_t first, std::span<const float> ro
 
 class Engine {
  public:
-  // `model` and `pool` outlive the engine.
+  // `compute` has the cache, `pool` computes the rest of the model. They and `model` outlive the
+  // engine; several engines that run in turn may share them.
   static Result<std::unique_ptr<Engine>> create(const Model& model, const CacheSpec& spec,
-                                                const EngineOptions& options, ThreadPool& pool);
+                                                const EngineOptions& options, CacheCompute& compute,
+                                                ThreadPool& pool);
 
   // May be called again: the cache still holds what earlier runs and perplexity() left findable.
   // When it returns, the tiers have what they are to keep.

@@ -30,10 +30,10 @@ std::int64_t table_entries(const CacheSpec& spec, const PagedOptions& options) {
 Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& config,
                                                            const CacheSpec& spec,
                                                            const PagedOptions& options,
-                                                           ThreadPool& pool) {
+                                                           CacheCompute& compute) {
   Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
   if (!layouts) return std::move(layouts).error();
-  Result<KVStorage> storage = KVStorage::create(spec);
+  Result<KVStorage> storage = KVStorage::create(spec, &compute.memory());
   if (!storage) return std::move(storage).error();
   Result<KVCacheManager> manager = KVCacheManager::create(
       *std::move(storage), {.max_sequences = options.max_sequences,
@@ -44,7 +44,7 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
                             .list_findable = options.host_tier_bytes > 0});
   if (!manager) return std::move(manager).error();
   std::unique_ptr<PagedBackend> backend(new PagedBackend(
-      std::make_unique<KVCacheManager>(*std::move(manager)), config, options, pool));
+      std::make_unique<KVCacheManager>(*std::move(manager)), config, options, compute));
   backend->manager_->record(options.log);
   if (options.host_tier_bytes > 0) {
     Result<std::unique_ptr<Offload>> offload =
@@ -73,13 +73,12 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
 }
 
 PagedBackend::PagedBackend(std::unique_ptr<KVCacheManager> manager, const ModelConfig& config,
-                           const PagedOptions& options, ThreadPool& pool)
+                           const PagedOptions& options, CacheCompute& compute)
     : manager_(std::move(manager)),
       identity_(options.identity),
       steps_in_flight_(options.steps_in_flight),
-      kernel_(options.kernel),
       scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
-      attend_(pool) {}
+      compute_(compute) {}
 
 namespace {
 
@@ -224,18 +223,16 @@ Status PagedBackend::complete_in_flight() {
 Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,
                            const ConstRowsView& v, const RowsView& out) {
   const Place place = places_[static_cast<std::size_t>(layer)];
-  const KVView& cache = views_[place.group];
-  KVFOLIO_RETURN_IF_ERROR(
-      kvfolio::append(cache, place.layer, k, v, plan_->groups[place.group].slot_mapping));
-  AttentionArgs args;
-  args.cache = cache;
-  args.layer = place.layer;
-  args.batch = attention_batch(*plan_, GroupId(static_cast<std::int32_t>(place.group)));
-  args.params = attention_params(manager_->spec().groups[place.group], scale_);
-  args.q = q;
-  args.out = out;
-  args.target = kernel_;
-  return attend_.run(args);
+  return compute_.layer(
+      {.cache = views_[place.group],
+       .layer = place.layer,
+       .k = k,
+       .v = v,
+       .slots = plan_->groups[place.group].slot_mapping,
+       .batch = attention_batch(*plan_, GroupId(static_cast<std::int32_t>(place.group))),
+       .params = attention_params(manager_->spec().groups[place.group], scale_),
+       .q = q,
+       .out = out});
 }
 
 bool PagedBackend::is_window(std::int32_t group) const {

@@ -12,12 +12,11 @@
 #include <vector>
 
 #include "backend.h"
-#include "kvfolio/kernels.h"
+#include "cache_compute.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/tier_metrics.h"
-#include "parallel_attend.h"
 #include "pool_size.h"
 
 namespace kvfolio::llama {
@@ -26,7 +25,6 @@ struct PagedOptions {
   std::int32_t max_sequences = 16;
   std::int32_t max_tokens = 0;  // of one sequence
   bool prefix_cache = true;
-  KernelTarget kernel = KernelTarget::kAuto;
   Order order = Order::kInOrder;
   // 2: a step is complete for the manager only when the next one is committed, as with a device
   // that is one step behind. With kInOrder only, where a sequence may be in both.
@@ -44,11 +42,11 @@ struct PagedOptions {
 
 class PagedBackend final : public Backend {
  public:
-  // `spec` says the pools too; see cache_spec(). `pool` outlives the backend.
+  // `spec` says the pools too; see cache_spec(). `compute` outlives the backend.
   static Result<std::unique_ptr<PagedBackend>> create(const ModelConfig& config,
                                                       const CacheSpec& spec,
                                                       const PagedOptions& options,
-                                                      ThreadPool& pool);
+                                                      CacheCompute& compute);
 
   Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                              const OpenLimits& limits) override;
@@ -105,7 +103,7 @@ class PagedBackend final : public Backend {
   };
 
   PagedBackend(std::unique_ptr<KVCacheManager> manager, const ModelConfig& config,
-               const PagedOptions& options, ThreadPool& pool);
+               const PagedOptions& options, CacheCompute& compute);
   Status complete_in_flight();
   [[nodiscard]] Result<Identity> identity() const;
   // The clock of the offload. Without tiers that take time of their own it counts polls, so the
@@ -121,9 +119,8 @@ class PagedBackend final : public Backend {
   std::int32_t steps_in_flight_;
   std::int64_t steps_overlapped_ = 0;
   std::optional<Ticket> in_flight_;  // committed, not complete
-  KernelTarget kernel_;
   double scale_;
-  ParallelAttend attend_;
+  CacheCompute& compute_;
   std::vector<Place> places_;              // by layer of the model
   std::vector<KVView> views_;              // by group
   std::vector<std::int64_t> block_bytes_;  // by group

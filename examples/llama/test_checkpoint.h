@@ -76,7 +76,8 @@ inline constexpr std::string_view kTinyConfig = R"({
   "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 10,
   "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": true})";
 
-inline std::vector<TestTensor> tiny_tensors() {
+// `hidden`: as many are two heads.
+inline std::vector<TestTensor> tiny_tensors(std::size_t hidden = 8) {
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-0.7f, 0.7f);
   std::vector<TestTensor> tensors;
@@ -88,18 +89,18 @@ inline std::vector<TestTensor> tiny_tensors() {
     tensor.values.resize(rows * (columns == 0 ? 1 : columns));
     for (float& value : tensor.values) value = columns == 0 ? 1.0f : uniform(random);
   };
-  add("model.embed_tokens.weight", 10, 8);
-  add("model.norm.weight", 8, 0);
+  add("model.embed_tokens.weight", 10, hidden);
+  add("model.norm.weight", hidden, 0);
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
-    add(layer + "input_layernorm.weight", 8, 0);
-    add(layer + "self_attn.q_proj.weight", 8, 8);
-    add(layer + "self_attn.k_proj.weight", 4, 8);
-    add(layer + "self_attn.v_proj.weight", 4, 8);
-    add(layer + "self_attn.o_proj.weight", 8, 8);
-    add(layer + "post_attention_layernorm.weight", 8, 0);
-    add(layer + "mlp.gate_proj.weight", 12, 8);
-    add(layer + "mlp.up_proj.weight", 12, 8);
-    add(layer + "mlp.down_proj.weight", 8, 12);
+    add(layer + "input_layernorm.weight", hidden, 0);
+    add(layer + "self_attn.q_proj.weight", hidden, hidden);
+    add(layer + "self_attn.k_proj.weight", hidden / 2, hidden);
+    add(layer + "self_attn.v_proj.weight", hidden / 2, hidden);
+    add(layer + "self_attn.o_proj.weight", hidden, hidden);
+    add(layer + "post_attention_layernorm.weight", hidden, 0);
+    add(layer + "mlp.gate_proj.weight", 12, hidden);
+    add(layer + "mlp.up_proj.weight", 12, hidden);
+    add(layer + "mlp.down_proj.weight", hidden, 12);
   }
   return tensors;
 }

@@ -41,6 +41,10 @@
 
 namespace kvfolio::cuda {
 
+// Another one where a kernel may write other bits than before: part of the name of what is computed
+// with them (ModelIdentity::engine).
+inline constexpr std::int32_t kKernelRevision = 1;
+
 struct KernelOptions {
   // Some hundred nanoseconds for each pointer of a call. Off: a wrong one ends the context.
   bool check_pointers = true;

@@ -49,6 +49,7 @@ class FakeDriver {
   // Calls since the last time this was set to 0, and the last one's symbol.
   int count = 0;
   std::string last;
+  std::string failed;           // the symbol of the call that fail_at made fail
   std::vector<void*> current;   // the stack of contexts
   std::map<int, int> retained;  // by device
 
@@ -102,7 +103,10 @@ class FakeDriver {
   // 0, or the error that this call is to give.
   DriverResult enter(const char* symbol) {
     last = symbol;
-    if (++count == fail_at) return fail_with;
+    if (++count == fail_at) {
+      failed = symbol;
+      return fail_with;
+    }
     for (auto& stream : streams_) {
       while (random_() % 4 == 0 && step(*stream)) {
       }
@@ -283,14 +287,18 @@ struct FakeCalls {
   }
   static DriverResult context_synchronize() {
     if (const DriverResult error = enter("cuCtxSynchronize"); error != 0) return error;
+    finish_all();
+    return 0;
+  }
+  static void finish_all() {
     for (auto& stream : fake().streams_) {
       while (FakeDriver::step(*stream)) {
       }
     }
-    return 0;
   }
   static DriverResult memory_free(DeviceAddress address) {
     if (const DriverResult error = enter("cuMemFree"); error != 0) return error;
+    finish_all();  // as the real one does
     KVFOLIO_CHECK(fake().memory_.erase(address) == 1);
     return 0;
   }
@@ -303,6 +311,7 @@ struct FakeCalls {
   }
   static DriverResult host_free(void* memory) {
     if (const DriverResult error = enter("cuMemFreeHost"); error != 0) return error;
+    finish_all();
     KVFOLIO_CHECK(fake().pinned_.erase(memory) == 1);
     return 0;
   }

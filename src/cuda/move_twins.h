@@ -415,8 +415,8 @@ inline std::string both_ok(const Status& cpu, const Status& device) {
   return concat("the CPU says \"", cpu.message(), "\", the device \"", device.message(), "\"");
 }
 
-constexpr std::array kRowElements{Element::kF32, Element::kF16, Element::kBF16};
-constexpr std::array kElements{Element::kF32, Element::kF16, Element::kBF16, Element::kInt8,
-                               Element::kE4M3};
+inline constexpr std::array kRowElements{Element::kF32, Element::kF16, Element::kBF16};
+inline constexpr std::array kElements{Element::kF32, Element::kF16, Element::kBF16, Element::kInt8,
+                                      Element::kE4M3};
 
 }  // namespace kvfolio::cuda::cases

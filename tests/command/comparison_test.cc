@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "host_compute.h"
 #include "pool_size.h"
 #include "prove_report.h"
 #include "results.h"
@@ -93,18 +94,16 @@ TEST(ScoredTwice, EveryRowOfBothEnginesIsSeen) {
   const Result<llama::Model> model = llama::Model::load(folder.path());
   ASSERT_TRUE(model.has_value()) << model.error().message();
   const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
+  llama::HostCompute compute(*pool, KernelTarget::kReference);
   std::vector<std::int32_t> text(150);  // of windows of 64: two, and a part
   for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<std::int32_t>(i * i % 10);
   for (const DType twin_dtype : {DType::kF64, DType::kBF16}) {
     const auto make_engine = [&](DType dtype, bool contiguous) {
       CacheSpec spec = llama::cache_spec(model->config(), {.block_size = 4, .dtype = dtype});
       for (GroupSpec& group : spec.groups) group.num_blocks = 16;
-      return llama::Engine::create(*model, spec,
-                                   {.max_batch_tokens = 10,
-                                    .max_tokens = 64,
-                                    .contiguous = contiguous,
-                                    .kernel = KernelTarget::kReference},
-                                   *pool);
+      return llama::Engine::create(
+          *model, spec, {.max_batch_tokens = 10, .max_tokens = 64, .contiguous = contiguous},
+          compute, *pool);
     };
     const auto engine = make_engine(DType::kF64, false);
     const auto twin = make_engine(twin_dtype, true);

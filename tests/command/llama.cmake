@@ -28,3 +28,9 @@ if(TARGET kvfolio_cli)
       ARGS -k "not wrong_sizes and not 100_mb")
   endif()
 endif()
+
+# The same engine over a device that is none.
+kvfolio_add_test(llama_device_test
+  SOURCES device_compute_test.cc
+  LIBS kvfolio_llama_device kvfolio_cuda_on_host
+  INCLUDE ${PROJECT_SOURCE_DIR}/examples/llama TIMEOUT 600)

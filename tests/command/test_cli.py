@@ -174,6 +174,10 @@ def test_int8_and_e4m3_take_a_quarter_and_their_scales(dtype, format):
     (["--seed", "-1"], ["--seed", "-1"]),
     (["--kernel", "fast"], ["--kernel", "fast", "reference", "avx512-bf16"]),
     (["--kernel", ABSENT], ["--kernel", ABSENT, "allowed on this machine: reference"]),
+    (["--device", "gpu"], ["--device", '"gpu"', "cpu, cuda, cuda:N"]),
+    (["--device", "cuda:-1"], ["--device", "cuda:-1", "cpu, cuda, cuda:N"]),
+    (["--device", "cuda:99999999999"], ["--device", "cpu, cuda, cuda:N"]),
+    (["--device", "cuda", "--kernel", "reference"], ["--kernel: reference", "with --device cuda: auto"]),
     (["--format", "hdn"], ["--format", "hdn", "auto, granule, hnd, nhd"]),
     (["--format", "granule", "--block-size", "24"], ["block_size is 24", "multiples of 16"]),
     (["--format", "granule", "--cache-dtype", "f64"], ["dtype is f64", "f32, f16, bf16, int8"]),
@@ -190,6 +194,24 @@ def test_int8_and_e4m3_take_a_quarter_and_their_scales(dtype, format):
 ])
 def test_wrong_options_are_named(options, words):
     bad(run(checkpoint("tied-f32"), "--prompt", "x", "--max-new-tokens", 1, *options), *words)
+
+
+@pytest.mark.parametrize("verb", ["generate", "prove"])
+def test_a_device_that_is_not_there_is_exit_code_3(verb):
+    request = ["--prompt", "x"] if verb == "generate" else []
+    done = subprocess.run([COMMAND, verb, "--model", checkpoint("tied-f32"), *request, "--device", "cuda:63"],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3, done
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"kvfolio {verb}: --device: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_the_cpu_is_a_device_and_the_default():
+    for kernel in ([], ["--kernel", "reference"]):
+        shown = [run(checkpoint("tied-f32"), "--prompt", "x", "--max-new-tokens", 3, *kernel, *device)
+                 for device in ([], ["--device", "cpu"])]
+        assert [done.returncode for done in shown] == [0, 0]
+        assert shown[0].stdout.split(b"\n\n")[0] == shown[1].stdout.split(b"\n\n")[0] != b""
 
 
 def test_wrong_prompt_ids_are_named():
