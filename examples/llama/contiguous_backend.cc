@@ -175,7 +175,8 @@ Status ContiguousBackend::layer(std::int32_t layer, const ConstRowsView& q, cons
                   .trim_sinks = {},
                   .trim_first_kept = {}};
     args.params = {.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim)),
-                   .window = config_.sliding_window};
+                   .rule = config_.sliding_window > 0 ? GroupRule::of_window(config_.sliding_window)
+                                                      : GroupRule()};
     args.q = rows_of(q, first, count);
     args.out = out;
     args.out.data = out.at(first, 0);

@@ -11,4 +11,10 @@ namespace kvfolio::kernels {
 // The functions of a target that kernel_targets() names, kReference apart.
 [[nodiscard]] TargetKernels kernels_of(KernelTarget target) noexcept;
 
+// Whether scores are more than q . k times the scale, so that TargetKernels::bent computes the
+// call.
+[[nodiscard]] inline bool bends_scores(const AttentionParams& params) noexcept {
+  return params.soft_cap > 0.0 || !params.alibi_slopes.empty();
+}
+
 }  // namespace kvfolio::kernels
