@@ -92,7 +92,7 @@ Status not_taken(const KVView& cache, KernelTarget target) {
 // Requires: the target takes the cache.
 bool computes(const KVView& cache, const AttentionParams& params, KernelTarget target) noexcept {
   if (target == KernelTarget::kReference || !bends_scores(params)) return true;
-  return kernels_of(target).bent[static_cast<std::size_t>(cache.dtype)] != nullptr;
+  return attend_of(kernels_of(target), params, cache.dtype) != nullptr;
 }
 
 Status not_computed(const KVView& cache, const AttentionParams& params, KernelTarget target) {

@@ -17,4 +17,11 @@ namespace kvfolio::kernels {
   return params.soft_cap > 0.0 || !params.alibi_slopes.empty();
 }
 
+// What computes such a call over a cache of this type; null if the target has nothing for it.
+[[nodiscard]] inline AttendFn attend_of(const TargetKernels& kernels, const AttentionParams& params,
+                                        DType dtype) noexcept {
+  const auto index = static_cast<std::size_t>(dtype);
+  return bends_scores(params) ? kernels.bent[index] : kernels.attend[index];
+}
+
 }  // namespace kvfolio::kernels

@@ -187,7 +187,7 @@ class Call {
   Call(const AttentionArgs& args, const TargetKernels& kernels)
       : args_(args),
         kernels_(kernels),
-        attend_(attend_of(args, kernels)),
+        attend_(attend_of(kernels, args.params, args.cache.dtype)),
         q_per_kv_(args.q.num_heads / args.cache.num_kv_heads),
         rows_per_item_(q_per_kv_ <= kItemRows ? kItemRows / q_per_kv_ * q_per_kv_ : kItemRows),
         k_(k_plane(args.cache, args.layer)),
@@ -440,11 +440,6 @@ class Call {
     }
   }
 
-  static AttendFn attend_of(const AttentionArgs& args, const TargetKernels& kernels) {
-    return (bends_scores(args.params) ? kernels.bent
-                                      : kernels.attend)[static_cast<std::size_t>(args.cache.dtype)];
-  }
-
   const AttentionArgs& args_;
   TargetKernels kernels_;
   AttendFn attend_;
@@ -474,9 +469,7 @@ Checked cpu_workspace_bytes(const KVView& cache, std::int32_t max_kv_len,
 void cpu_attend(const AttentionArgs& args, const TargetKernels& kernels) noexcept {
   KVFOLIO_DCHECK(check_view(args.cache).ok() && check_layer(args.cache, args.layer).ok());
   KVFOLIO_DCHECK(args.slice.num_rows >= 0 && args.slice.num_kv_heads >= 0);
-  KVFOLIO_DCHECK((bends_scores(args.params)
-                      ? kernels.bent
-                      : kernels.attend)[static_cast<std::size_t>(args.cache.dtype)] != nullptr);
+  KVFOLIO_DCHECK(attend_of(kernels, args.params, args.cache.dtype) != nullptr);
   Call(args, kernels).run();
 }
 
