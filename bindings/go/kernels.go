@@ -49,11 +49,22 @@ package kvfolio
 //     int32_t block_table_stride, const int32_t* trim_sinks, const int32_t* trim_first_kept,
 //     const u8* q, const kvfolio_rows* q_rows, u8* out, const kvfolio_rows* out_rows, u8* lse,
 //     const kvfolio_rows* lse_rows, u8* workspace, int64_t workspace_bytes,
-//     uintptr_t executor, kvfolio_error* error) {
-//   return kvfolio_attend((const kvfolio_view*)cache, options, num_sequences, query_start, kv_lens,
+//     uintptr_t executor, const float* slopes, const float* logits, kvfolio_error* error) {
+//   kvfolio_attention_options all = *options;  // whose arrays Go may not point to from there
+//   all.alibi_slopes = slopes;
+//   all.sink_logits = logits;
+//   return kvfolio_attend((const kvfolio_view*)cache, &all, num_sequences, query_start, kv_lens,
 //                         block_table, block_table_stride, trim_sinks, trim_first_kept, q, q_rows,
 //                         out, out_rows, lse, lse_rows, workspace, workspace_bytes,
 //                         (const kvfolio_executor*)executor, error);
+// }
+// static int32_t kvfolio_go_choose_attention_target(
+//     uintptr_t cache, const kvfolio_attention_options* options, const float* slopes,
+//     const float* logits, int32_t* out, kvfolio_error* error) {
+//   kvfolio_attention_options all = *options;
+//   all.alibi_slopes = slopes;
+//   all.sink_logits = logits;
+//   return kvfolio_choose_attention_target((const kvfolio_view*)cache, &all, out, error);
 // }
 // static int32_t kvfolio_go_merge_states(
 //     const u8* a_out, const kvfolio_rows* a_rows, const u8* a_lse, const kvfolio_rows* a_lse_rows,
@@ -380,6 +391,17 @@ func ChooseTarget(cache *View, wanted Target) (Target, error) {
 	return out, cache.done(s, code)
 }
 
+// ChooseAttentionTarget returns the target that computes a call of Attend with these options;
+// options.Target is the one wanted.
+func ChooseAttentionTarget(cache *View, options AttentionOptions) (Target, error) {
+	s := take()
+	s.attention = options.toC()
+	code := C.kvfolio_go_choose_attention_target(cache.h(), &s.attention,
+		floats(options.AlibiSlopes), floats(options.SinkLogits), &s.i32[0], &s.err)
+	out := Target(s.i32[0])
+	return out, cache.done(s, code)
+}
+
 // ThreadPool is threads to lend to Attend. Several goroutines may use it at a time. Close it.
 type ThreadPool struct {
 	c        *C.kvfolio_thread_pool
@@ -433,7 +455,13 @@ type AttentionOptions struct {
 	NotCausal bool
 	Window    int // tokens that a query reads, itself included; 0: no window
 	NumSinks  int
-	Target    Target
+	Chunk     int     // tokens of a chunk: a query reads its own; 0: no chunks. Not with a window
+	SoftCap   float64 // scores become SoftCap * tanh(score / SoftCap); 0: none
+	// AlibiSlopes has a slope for each query head, times the key's position less that of the query;
+	// SinkLogits a learned sink, a score without a value. Empty: none.
+	AlibiSlopes []float32
+	SinkLogits  []float32
+	Target      Target
 	// Slice limits the call to NumRows rows from FirstRow on and NumKVHeads heads from FirstKVHead
 	// on; 0 of them are none. Without Slice the four stay 0.
 	Slice       bool
@@ -441,6 +469,36 @@ type AttentionOptions struct {
 	NumRows     int
 	FirstKVHead int
 	NumKVHeads  int
+}
+
+// toC returns all but the arrays, which C code cannot find through a pointer of Go.
+func (o *AttentionOptions) toC() C.kvfolio_attention_options {
+	return C.kvfolio_attention_options{
+		struct_size:      C.sizeof_kvfolio_attention_options,
+		layer:            i32(o.Layer),
+		scale:            C.double(o.Scale),
+		not_causal:       b32(o.NotCausal),
+		window:           i32(o.Window),
+		num_sinks:        i32(o.NumSinks),
+		chunk:            i32(o.Chunk),
+		soft_cap:         C.double(o.SoftCap),
+		num_alibi_slopes: i32(len(o.AlibiSlopes)),
+		num_sink_logits:  i32(len(o.SinkLogits)),
+		target:           C.int32_t(o.Target),
+		slice:            b32(o.Slice),
+		first_row:        i32(o.FirstRow),
+		num_rows:         i32(o.NumRows),
+		first_kv_head:    i32(o.FirstKVHead),
+		num_kv_heads:     i32(o.NumKVHeads),
+	}
+}
+
+// floats points to the first of some, or nowhere.
+func floats(some []float32) *C.float {
+	if len(some) == 0 {
+		return nil
+	}
+	return (*C.float)(unsafe.Pointer(&some[0]))
 }
 
 // AttentionOptionsOf returns the options of a causal group: its window and sinks, and defaults.
@@ -455,6 +513,8 @@ func AttentionOptionsOf(group GroupSpec) (AttentionOptions, error) {
 		NotCausal:   s.attention.not_causal != 0,
 		Window:      int(s.attention.window),
 		NumSinks:    int(s.attention.num_sinks),
+		Chunk:       int(s.attention.chunk),
+		SoftCap:     float64(s.attention.soft_cap),
 		Target:      Target(s.attention.target),
 		Slice:       s.attention.slice != 0,
 		FirstRow:    int(s.attention.first_row),
@@ -555,27 +615,14 @@ func Attend(a *Attention) error {
 	if len(a.Workspace) > 0 {
 		workspace = (*C.uint8_t)(unsafe.Pointer(&a.Workspace[0]))
 	}
-	o := &a.Options
 	s := take()
-	s.attention = C.kvfolio_attention_options{
-		struct_size:   C.sizeof_kvfolio_attention_options,
-		layer:         i32(o.Layer),
-		scale:         C.double(o.Scale),
-		not_causal:    b32(o.NotCausal),
-		window:        i32(o.Window),
-		num_sinks:     i32(o.NumSinks),
-		target:        C.int32_t(o.Target),
-		slice:         b32(o.Slice),
-		first_row:     i32(o.FirstRow),
-		num_rows:      i32(o.NumRows),
-		first_kv_head: i32(o.FirstKVHead),
-		num_kv_heads:  i32(o.NumKVHeads),
-	}
+	s.attention = a.Options.toC()
 	code := C.kvfolio_go_attend(a.Cache.h(), &s.attention, i32(n), first(b.QueryStart),
 		first(b.KVLens), first(b.BlockTable), i32(b.BlockTableStride), first(b.TrimSinks),
 		first(b.TrimFirstKept), a.Q.data, a.Q.toC(&s.rows[0]), a.Out.data, a.Out.toC(&s.rows[1]),
 		a.LSE.data, a.LSE.toC(&s.rows[2]), workspace, C.int64_t(len(a.Workspace)),
-		C.uintptr_t(uintptr(unsafe.Pointer(executor))), &s.err)
+		C.uintptr_t(uintptr(unsafe.Pointer(executor))), floats(a.Options.AlibiSlopes),
+		floats(a.Options.SinkLogits), &s.err)
 	runtime.KeepAlive(a.Pool)
 	return a.Cache.done(s, code)
 }

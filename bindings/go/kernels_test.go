@@ -260,6 +260,11 @@ func TestKernelsOverBlocks(t *testing.T) {
 	if target, err := ChooseTarget(view, TargetReference); err != nil || target != TargetReference {
 		t.Fatal(target, err)
 	}
+	capped := AttentionOptions{SoftCap: 30, AlibiSlopes: []float32{0.5},
+		SinkLogits: []float32{0}, Target: TargetReference}
+	if target, err := ChooseAttentionTarget(view, capped); err != nil || target != TargetReference {
+		t.Fatal(target, err)
+	}
 	parsed, err := ParseTarget("portable")
 	must(t, err)
 	equal(t, "target", parsed.String(), "portable")

@@ -168,7 +168,9 @@ Status ContiguousBackend::layer(std::int32_t layer, const ConstRowsView& q, cons
                    .trim_sinks = {},
                    .trim_first_kept = {}},
          .params = {.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim)),
-                    .window = config_.sliding_window},
+                    .rule = config_.sliding_window > 0
+                                ? GroupRule::of_window(config_.sliding_window)
+                                : GroupRule()},
          .q = rows_of(q, first, count),
          .out = some_out}));
     first += count;

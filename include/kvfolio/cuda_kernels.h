@@ -113,7 +113,7 @@ struct DeviceAttention {
   const std::int32_t* kv_lens = nullptr;          // device memory, [n]
   const std::int32_t* trim_sinks = nullptr;       // device memory, [n]; null without trims
   const std::int32_t* trim_first_kept = nullptr;  // the same
-  AttentionParams params = {};
+  AttentionParams params = {};                    // its slopes and sinks are of device memory
   ConstRowsView q = {};  // [query_start[n], q_heads, head_dim_k], aligned to 16 bytes
   RowsView out = {};     // [query_start[n], q_heads, head_dim_v], aligned to 16 bytes
   float* lse = nullptr;  // [query_start[n], q_heads], natural logarithm; null: not wanted

@@ -14,11 +14,20 @@ namespace kvfolio {
 class GroupRule {
  public:
   constexpr GroupRule() noexcept = default;  // a full group
-  // window: tokens that a query reads, itself included, and >= 1 in a window group.
+  // window: tokens that a query reads, itself included, or those of a chunk; >= 1 but in a full
+  // group.
   constexpr GroupRule(AttentionKind kind, std::int32_t window, std::int32_t num_sinks) noexcept
       : kind_(kind), window_(window), num_sinks_(num_sinks) {}
   constexpr explicit GroupRule(const GroupSpec& spec) noexcept
       : GroupRule(spec.kind, spec.window, spec.num_sinks) {}
+  [[nodiscard]] static constexpr GroupRule of_window(std::int32_t window,
+                                                     std::int32_t num_sinks = 0) noexcept {
+    return {AttentionKind::kSlidingWindow, window, num_sinks};
+  }
+  [[nodiscard]] static constexpr GroupRule of_chunk(std::int32_t chunk,
+                                                    std::int32_t num_sinks = 0) noexcept {
+    return {AttentionKind::kChunked, chunk, num_sinks};
+  }
 
   // The query at position p reads the positions below num_sinks() and those from first_read(p) to
   // p. first_read() never falls while p grows, and is at most p. Requires: p >= 0. Nothing
@@ -30,9 +39,13 @@ class GroupRule {
         return 0;
       case AttentionKind::kSlidingWindow:
         return p < window_ ? 0 : p - window_ + 1;
+      case AttentionKind::kChunked:
+        return p - p % window_;
     }
     return 0;
   }
+  [[nodiscard]] constexpr AttentionKind kind() const noexcept { return kind_; }
+  [[nodiscard]] constexpr std::int32_t window() const noexcept { return window_; }
   [[nodiscard]] constexpr std::int32_t num_sinks() const noexcept { return num_sinks_; }
 
   // The most positions in front of its own that a query at any position up to p reads, sinks apart.
@@ -60,6 +73,8 @@ class GroupRule {
   [[nodiscard]] constexpr bool only_leaves_evictable() const noexcept {
     return kind_ == AttentionKind::kFull;
   }
+
+  friend constexpr bool operator==(const GroupRule&, const GroupRule&) noexcept = default;
 
  private:
   AttentionKind kind_ = AttentionKind::kFull;

@@ -1025,12 +1025,23 @@ typedef struct kvfolio_attention_options {
   int32_t num_rows;
   int32_t first_kv_head;
   int32_t num_kv_heads;
-  int32_t reserved;  // 0
+  // Tokens of a chunk: a query reads its own chunk, and the sinks; 0: no chunks. Not with a window.
+  int32_t chunk;
+  double soft_cap;            // scores become soft_cap * tanh(score / soft_cap); 0: none
+  const float* alibi_slopes;  // [num_alibi_slopes], one for each query head; null: none
+  const float* sink_logits;   // learned sinks: [num_sink_logits], the same
+  int32_t num_alibi_slopes;   // query heads, or 0: none
+  int32_t num_sink_logits;
 } kvfolio_attention_options;
 // The options of a causal group: its window and sinks, and defaults. `out` has its struct_size.
 KVFOLIO_C_API int32_t kvfolio_attention_options_of(const kvfolio_group_spec* group,
                                                    kvfolio_attention_options* out,
                                                    kvfolio_error* error);
+// The target that computes a call of kvfolio_attend() with these options; options->target is the
+// one wanted. KVFOLIO_ERR_UNSUPPORTED names those that do, if that one does not.
+KVFOLIO_C_API int32_t kvfolio_choose_attention_target(const kvfolio_view* cache,
+                                                      const kvfolio_attention_options* options,
+                                                      int32_t* out, kvfolio_error* error);
 // Bytes of workspace for sequences of up to max_kv_len tokens on num_threads threads.
 KVFOLIO_C_API int32_t kvfolio_attention_workspace_bytes(const kvfolio_view* cache,
                                                         int32_t num_q_heads, int32_t max_kv_len,

@@ -27,6 +27,9 @@ namespace kvfolio {
 enum class AttentionKind : std::int32_t {
   kFull = 0,           // a query reads every earlier token
   kSlidingWindow = 1,  // a query reads itself, the window-1 tokens before it, and the sinks
+  // A query reads its chunk up to itself, and the sinks. Chunks begin at the multiples of `window`.
+  // Of AttentionParams only: no group of a manager is kept so yet. A full one holds what it reads.
+  kChunked = 2,
 };
 
 // How the tokens of a block lie in memory. Kernels know only strides; the format chooses them. HND

@@ -122,17 +122,54 @@ Status attend_with_workspace(AttentionArgs& args) {
   return attend(args);
 }
 
-// None: as the group has it.
-void set_number(nb::handle object, const char* name, std::int32_t& number) {
-  if (object.is_none()) return;
+// None: `number`.
+std::int32_t number_or(nb::handle object, const char* name, std::int32_t number) {
+  if (object.is_none()) return number;
   Int given;
   if (!nb::try_cast(object, given)) raise_wanted(object, name, "an int or None");
-  number = i32(given, name);
+  return i32(given, name);
 }
+
+// What is None stays as the group has it; chunks take the place of its window.
+void set_rule(nb::handle window, nb::handle num_sinks, nb::handle chunk, GroupRule& rule) {
+  const std::int32_t chunk_tokens = number_or(chunk, "chunk", 0);
+  const std::int32_t sinks = number_or(num_sinks, "num_sinks", rule.num_sinks());
+  if (chunk_tokens != 0) {
+    const std::int32_t given = number_or(window, "window", 0);
+    if (given != 0) {
+      raise_invalid("window is " + std::to_string(given) + " and chunk " +
+                    std::to_string(chunk_tokens) + ", wanted: one of them, the other 0 or None");
+    }
+    rule = GroupRule::of_chunk(chunk_tokens, sinks);
+    return;
+  }
+  const std::int32_t tokens = number_or(window, "window", rule.window());
+  rule = {tokens == 0 ? AttentionKind::kFull : AttentionKind::kSlidingWindow, tokens, sinks};
+}
+
+// A float32 number for each query head, or None. It keeps alive what its span points into.
+struct PerHead {
+  PerHead(nb::handle object, const char* name) {
+    if (object.is_none()) return;
+    array = array_of(object, name, Access::kRead);
+    if (array->array.dtype() != nb::dtype<float>() || array->array.ndim() != 1 ||
+        (array->size(0) > 1 && array->array.stride(0) != 1)) {
+      raise_type(std::string(name) + ": " + describe(array->array) +
+                 ", wanted: a contiguous float32 array [q_heads] (no array is converted)");
+    }
+    span = {reinterpret_cast<const float*>(array->data), static_cast<std::size_t>(array->size(0))};
+  }
+  std::optional<Array> array;
+  std::span<const float> span;
+};
 
 nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::object out,
                        nb::handle lse, nb::handle scale, bool causal, nb::handle window,
-                       nb::handle num_sinks, Int layer, const char* target, nb::handle pool) {
+                       nb::handle num_sinks, nb::handle chunk, double soft_cap,
+                       nb::handle alibi_slopes, nb::handle sink_logits, Int layer,
+                       const char* target, nb::handle pool) {
+  const PerHead slopes(alibi_slopes, "alibi_slopes");
+  const PerHead logits(sink_logits, "sink_logits");
   const Rows q_rows = rows_of(q, "q", Access::kRead);
   if (!q_rows.array) raise_type("q is None");
   if (out.is_none()) out = new_rows(q_rows.view, cache.view.head_dim_v);
@@ -148,8 +185,10 @@ nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::ob
     raise_wanted(scale, "scale", "a float or None");
   }
   args.params.causal = causal;
-  set_number(window, "window", args.params.window);
-  set_number(num_sinks, "num_sinks", args.params.num_sinks);
+  set_rule(window, num_sinks, chunk, args.params.rule);
+  args.params.soft_cap = soft_cap;
+  args.params.alibi_slopes = slopes.span;
+  args.params.sink_logits = logits.span;
   args.q = q_rows.view;
   args.out = out_rows.view;
   args.lse = lse_rows.view;
@@ -210,13 +249,17 @@ void add_targets(nb::module_& m) {
       "What this build has and this CPU runs, slowest first.");
   m.def(
       "choose_kernel_target",
-      [](const View& cache, const char* target) {
-        return to_string(take(choose_kernel_target(cache.view, take(parse_kernel_target(target)))));
+      [](const View& cache, const char* target, double soft_cap, nb::handle alibi_slopes) {
+        const PerHead slopes(alibi_slopes, "alibi_slopes");
+        const AttentionParams params{.soft_cap = soft_cap, .alibi_slopes = slopes.span};
+        return to_string(
+            take(choose_kernel_target(cache.view, params, take(parse_kernel_target(target)))));
       },
-      "cache"_a, "target"_a = "auto",
-      nb::sig("def choose_kernel_target(cache: View, target: kvfolio._types.KernelTarget = 'auto') "
-              "-> str"),
-      "The target that attend() takes for this cache.");
+      "cache"_a, "target"_a = "auto", nb::kw_only(), "soft_cap"_a = 0.0,
+      "alibi_slopes"_a = nb::none(),
+      nb::sig("def choose_kernel_target(cache: View, target: kvfolio._types.KernelTarget = 'auto', "
+              "*, soft_cap: float = 0.0, alibi_slopes: kvfolio._types.Array | None = None) -> str"),
+      "The target that attend() takes for this cache and these arguments.");
 }
 
 }  // namespace
@@ -244,19 +287,30 @@ void add_attention(nb::module_& m) {
   m.def(
       "attend", &attend_rows, "q"_a, "cache"_a, "batch"_a, nb::kw_only(), "out"_a = nb::none(),
       "lse"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = nb::none(),
-      "num_sinks"_a = nb::none(), "layer"_a = Int{0}, "target"_a = "auto", "pool"_a = nb::none(),
+      "num_sinks"_a = nb::none(), "chunk"_a = nb::none(), "soft_cap"_a = 0.0,
+      "alibi_slopes"_a = nb::none(), "sink_logits"_a = nb::none(), "layer"_a = Int{0},
+      "target"_a = "auto", "pool"_a = nb::none(),
       nb::sig("def attend(q: kvfolio._types.Array, cache: View, batch: GroupPlan | Batch, *, "
               "out: typing.Any = None, lse: kvfolio._types.Array | None = None, "
               "scale: float | None = None, causal: bool = True, window: int | None = None, "
-              "num_sinks: int | None = None, layer: int = 0, "
+              "num_sinks: int | None = None, chunk: int | None = None, soft_cap: float = 0.0, "
+              "alibi_slopes: kvfolio._types.Array | None = None, "
+              "sink_logits: kvfolio._types.Array | None = None, layer: int = 0, "
               "target: kvfolio._types.KernelTarget = 'auto', pool: ThreadPool | None = None) "
               "-> typing.Any"),
       "softmax(scale * q k^T + mask) v over the blocks, for each row of q, [tokens, q_heads, "
       "head_dim]. Returns out, [tokens, q_heads, head_dim_v]; None: a new NumPy array, float64 "
       "for q of float64, else float32. lse [tokens, q_heads] gets the natural logarithm of the "
       "sum of exp(score). scale None: 1 / sqrt(head_dim). window and num_sinks None: those of the "
-      "plan's group, none for a Batch. A row that reads no token is 0, its "
-      "lse -inf. Runs without the GIL, on the threads of `pool`, else on the caller's.");
+      "plan's group, none for a Batch. chunk: a query reads its own chunk of so many tokens, and "
+      "the "
+      "sinks. Scores become soft_cap * tanh(score / soft_cap) (0: none), then alibi_slopes add "
+      "slope * "
+      "(position of the key - that of the query); sink_logits are scores without a value, in the "
+      "sum "
+      "and in lse; both float32 [q_heads]. A row that reads no token is 0, its lse -inf or the "
+      "logit "
+      "of its sink. Runs without the GIL, on the threads of `pool`, else on the caller's.");
   m.def("merge_states", &merge, "a_out"_a, "a_lse"_a, "b_out"_a, "b_lse"_a, nb::kw_only(), "out"_a,
         "lse"_a = nb::none(),
         nb::sig("def merge_states(a_out: kvfolio._types.Array, a_lse: kvfolio._types.Array, "

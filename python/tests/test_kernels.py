@@ -13,7 +13,8 @@ CACHES = [("f64", "hnd", 1e-6), ("f32", "hnd", 1e-5), ("f32", "nhd", 1e-5), ("f1
           ("e4m3", "hnd", 1e-5), ("e4m3", "nhd", 1e-5)]
 
 
-def reference(q, k, v, scale, causal=True, window=0, sinks=0):
+def reference(q, k, v, scale, causal=True, window=0, sinks=0, chunk=0, soft_cap=0.0, slopes=0.0,
+              logits=-np.inf):
     """softmax(scale q k^T) v in float64, and the natural logarithm of its denominator."""
     q, k, v = (each.astype(np.float64) for each in (q, k, v))
     group = q.shape[1] // k.shape[1]
@@ -24,10 +25,16 @@ def reference(q, k, v, scale, causal=True, window=0, sinks=0):
     visible = key <= position if causal else np.ones_like(position - key, bool)
     if window:
         visible &= (key > position - window) | (key < sinks)
+    if chunk:
+        visible &= (key // chunk == position // chunk) | (key < sinks)
+    if soft_cap:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    scores += np.broadcast_to(slopes, len(scores))[:, None, None] * (key - position)
     scores = np.where(visible, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
+    logits = np.broadcast_to(logits, len(scores))[:, None, None]
+    top = np.maximum(scores.max(-1, keepdims=True), logits)
     weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
+    total = weights.sum(-1, keepdims=True) + np.exp(logits - top)
     lse = (np.log(total) + top)[..., 0].T
     return np.einsum("hqk,khd->qhd", weights / total, v), lse
 
@@ -72,6 +79,21 @@ def test_window_and_sinks_come_from_the_plan_or_the_caller():
     expected, _ = reference(q, k, v, 0.5, window=3)
     out = kv.attend(q, view, plan.groups[0], layer=1, scale=0.5, window=3, num_sinks=0)
     assert np.abs(out - expected).max() < 1e-5
+
+
+def test_chunks_soft_caps_slopes_and_learned_sinks_are_passed_on():
+    view, plan, _, q, k, v = filled("f32", "hnd")
+    slopes = np.array([0.5, 0.25, -0.1, 0], np.float32)
+    logits = np.array([0.5, -1, -np.inf, 2], np.float32)
+    lse = np.empty((45, 4))
+    out = kv.attend(q, view, plan.groups[0], layer=1, chunk=10, num_sinks=2, soft_cap=1.5,
+                    alibi_slopes=slopes, sink_logits=logits, lse=lse)
+    expected, expected_lse = reference(q, k, v, 32**-0.5, chunk=10, sinks=2, soft_cap=1.5,
+                                       slopes=slopes, logits=logits)
+    assert np.abs(out - expected).max() < 1e-5
+    assert np.abs(lse - expected_lse).max() < 1e-5
+    chosen = kv.choose_kernel_target(view, "reference", soft_cap=30, alibi_slopes=slopes)
+    assert chosen == "reference"
 
 
 def test_a_batch_of_ones_own_arrays_equals_the_plan():
@@ -214,6 +236,14 @@ VROWS = np.zeros((3, 2, 16), np.float32)
     (kv.InvalidArgument, "scale", lambda w, b: kv.attend(ROWS, w, b, scale=float("nan"))),
     (kv.InvalidArgument, "window", lambda w, b: kv.attend(ROWS, w, b, window=-1)),
     (kv.InvalidArgument, "window", lambda w, b: kv.attend(ROWS, w, b, window=2**33)),
+    (kv.InvalidArgument, "one of them", lambda w, b: kv.attend(ROWS, w, b, window=2, chunk=3)),
+    (kv.InvalidArgument, "chunked", lambda w, b: kv.attend(ROWS, w, b, chunk=-1)),
+    (kv.InvalidArgument, "soft_cap", lambda w, b: kv.attend(ROWS, w, b, soft_cap=-1)),
+    (kv.InvalidArgument, "3 entries, allowed: 2",
+     lambda w, b: kv.attend(ROWS, w, b, alibi_slopes=np.zeros(3, np.float32))),
+    (kv.InvalidArgument, "NaN",
+     lambda w, b: kv.attend(ROWS, w, b, sink_logits=np.full(2, np.nan, np.float32))),
+    (TypeError, "float64", lambda w, b: kv.attend(ROWS, w, b, sink_logits=np.zeros(2))),
     (kv.InvalidArgument, "avx", lambda w, b: kv.attend(ROWS, w, b, target="fast")),
     (kv.InvalidArgument, "", lambda w, b: kv.attend(ROWS, w, b, out=np.zeros((3, 2, 17)))),
     (kv.InvalidArgument, "", lambda w, b: kv.attend(ROWS, w, b, lse=np.zeros((3, 1)))),

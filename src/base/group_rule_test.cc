@@ -64,5 +64,24 @@ TEST(GroupRule, AgreesWithTheDefinitionPositionByPosition) {
   }
 }
 
+TEST(GroupRule, AChunkReadsFromItsBeginToItselfAndTheSinks) {
+  constexpr GroupRule kChunk = GroupRule::of_chunk(4, 2);
+  EXPECT_EQ(kChunk.kind(), AttentionKind::kChunked);
+  EXPECT_FALSE(kChunk.keeps_all());
+  for (std::int32_t p = 0; p < 30; ++p) {
+    EXPECT_EQ(kChunk.first_read(p), p / 4 * 4);
+    EXPECT_EQ(kChunk.keep_from(p), p / 4 * 4);
+    for (std::int32_t j = 0; j <= p; ++j) {
+      EXPECT_EQ(kChunk.reads(p, j, j + 1), j / 4 == p / 4 || j < 2);
+    }
+    std::int32_t most = 0;
+    for (std::int32_t q = 0; q <= p; ++q) most = std::max(most, q - kChunk.first_read(q));
+    EXPECT_EQ(kChunk.most_read(p), most);
+  }
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  EXPECT_EQ(GroupRule::of_chunk(kMost).first_read(kMost), kMost);
+  EXPECT_EQ(GroupRule::of_chunk(kMost).first_read(kMost - 1), 0);
+}
+
 }  // namespace
 }  // namespace kvfolio

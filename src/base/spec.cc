@@ -99,6 +99,11 @@ Status check_group(std::size_t index, const GroupSpec& group) {
           check_range(index, "num_sinks", group.num_sinks, 0, kMaxSequenceTokens));
       KVFOLIO_RETURN_IF_ERROR(check_range(index, "rewind", group.rewind, 0, kMaxSequenceTokens));
       break;
+    case AttentionKind::kChunked:
+      return {ErrorCode::kUnsupported,
+              concat("group ", index,
+                     ": kind is chunked, which only AttentionParams takes yet; a full group holds "
+                     "what its queries read")};
     default:
       return bad_field(index, "kind", static_cast<std::int64_t>(group.kind),
                        "full, sliding window");
@@ -220,6 +225,8 @@ const char* to_string(AttentionKind kind) noexcept {
       return "full";
     case AttentionKind::kSlidingWindow:
       return "sliding window";
+    case AttentionKind::kChunked:
+      return "chunked";
   }
   return "invalid";
 }

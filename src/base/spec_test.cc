@@ -85,8 +85,8 @@ TEST(Spec, ValuesThatAreNoEnumeratorsAreRefused) {
       AllOf(HasSubstr("group 1: dtype is 9"), HasSubstr("f64, f32, f16, bf16, int8, e4m3")));
   EXPECT_THAT(refusal([](GroupSpec& g) { g.format = static_cast<Format>(-1); }),
               AllOf(HasSubstr("group 1: format is -1"), HasSubstr("HND, NHD, granule")));
-  EXPECT_THAT(refusal([](GroupSpec& g) { g.kind = static_cast<AttentionKind>(2); }),
-              AllOf(HasSubstr("group 1: kind is 2"), HasSubstr("full, sliding window")));
+  EXPECT_THAT(refusal([](GroupSpec& g) { g.kind = static_cast<AttentionKind>(3); }),
+              AllOf(HasSubstr("group 1: kind is 3"), HasSubstr("full, sliding window")));
 }
 
 TEST(Spec, GranuleTakesWholeTilesOfWholeGranules) {
@@ -203,9 +203,20 @@ TEST(Spec, BytesBeyond63BitsAreRefusedWithTheFactors) {
   EXPECT_THAT(sum.error().message(), HasSubstr("together overflow 63 bits"));
 }
 
+TEST(Spec, AGroupOfChunksIsRefusedByNameUntilTheManagerKeepsThem) {
+  CacheSpec spec{.groups = {{.head_dim_k = 8, .head_dim_v = 8, .num_blocks = 4}}};
+  spec.groups[0].kind = AttentionKind::kChunked;
+  spec.groups[0].window = 64;
+  const auto layouts = plan_layouts(spec);
+  ASSERT_FALSE(layouts);
+  EXPECT_EQ(layouts.error().code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(layouts.error().message(), HasSubstr("group 0: kind is chunked, which only "));
+}
+
 TEST(Spec, NamesForPeople) {
   EXPECT_STREQ(to_string(AttentionKind::kFull), "full");
   EXPECT_STREQ(to_string(AttentionKind::kSlidingWindow), "sliding window");
+  EXPECT_STREQ(to_string(AttentionKind::kChunked), "chunked");
   EXPECT_STREQ(to_string(static_cast<AttentionKind>(7)), "invalid");
   EXPECT_STREQ(to_string(Format::kHnd), "hnd");
   EXPECT_STREQ(to_string(Format::kNhd), "nhd");

@@ -54,6 +54,30 @@ Status read_rows(std::string_view call, std::string_view name, void* data, const
   return rows_of(call, name, static_cast<std::byte*>(data), rows, out);
 }
 
+// A window, chunks or neither; arrays by query head.
+Status read_params(std::string_view call, const KVView& cache,
+                   const kvfolio_attention_options& options, AttentionParams& out) {
+  if (options.window != 0 && options.chunk != 0) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": options->window is ", options.window, " and chunk ", options.chunk,
+                   ", allowed: one of them, the other 0")};
+  }
+  KVFOLIO_RETURN_IF_ERROR(
+      check_array(call, "alibi_slopes", options.alibi_slopes, options.num_alibi_slopes));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_array(call, "sink_logits", options.sink_logits, options.num_sink_logits));
+  const AttentionKind kind = options.window != 0  ? AttentionKind::kSlidingWindow
+                             : options.chunk != 0 ? AttentionKind::kChunked
+                                                  : AttentionKind::kFull;
+  out = {.scale = options.scale != 0 ? options.scale : 1.0 / std::sqrt(cache.head_dim_k),
+         .causal = options.not_causal == 0,
+         .rule = {kind, options.window + options.chunk, options.num_sinks},
+         .soft_cap = options.soft_cap,
+         .alibi_slopes = span_of(options.alibi_slopes, options.num_alibi_slopes),
+         .sink_logits = span_of(options.sink_logits, options.num_sink_logits)};
+  return {};
+}
+
 Status read_slice(std::string_view call, const kvfolio_attention_options& options,
                   AttentionSlice& out) {
   const auto is_zero = [&] {
@@ -212,6 +236,23 @@ int32_t kvfolio_choose_target(const kvfolio_view* cache, int32_t wanted, int32_t
   return KVFOLIO_OK;
 }
 
+int32_t kvfolio_choose_attention_target(const kvfolio_view* cache,
+                                        const kvfolio_attention_options* options, int32_t* out,
+                                        kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  KVFOLIO_C_NEEDS(out);
+  kvfolio_attention_options ours;
+  AttentionParams params;
+  KernelTarget wanted{};
+  KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "options", options, ours));
+  KVFOLIO_C_RETURN_IF_ERROR(read_params(__func__, cache->view, ours, params));
+  KVFOLIO_C_RETURN_IF_ERROR(read_target(__func__, ours.target, wanted));
+  const Result<KernelTarget> chosen = choose_kernel_target(cache->view, params, wanted);
+  if (!chosen) return answer(error, chosen.error());
+  *out = target_of(*chosen);
+  return KVFOLIO_OK;
+}
+
 int32_t kvfolio_thread_pool_create(int32_t num_threads, kvfolio_thread_pool** out,
                                    kvfolio_error* error) {
   KVFOLIO_C_NEEDS(out);
@@ -248,8 +289,8 @@ int32_t kvfolio_attention_options_of(const kvfolio_group_spec* group,
   KVFOLIO_C_RETURN_IF_ERROR(read_groups(__func__, group, 1, spec));
   const AttentionParams params = attention_params(spec.groups[0], 0);
   kvfolio_attention_options options{};
-  options.window = params.window;
-  options.num_sinks = params.num_sinks;
+  options.window = params.rule.window();
+  options.num_sinks = params.rule.num_sinks();
   write_struct(out, options);
   return KVFOLIO_OK;
 }
@@ -308,10 +349,7 @@ int32_t kvfolio_attend(const kvfolio_view* cache, const kvfolio_attention_option
                 .block_table_stride = block_table_stride,
                 .trim_sinks = optional_array(trim_sinks),
                 .trim_first_kept = optional_array(trim_first_kept)};
-  args.params = {.scale = ours.scale != 0 ? ours.scale : 1.0 / std::sqrt(cache->view.head_dim_k),
-                 .causal = ours.not_causal == 0,
-                 .window = ours.window,
-                 .num_sinks = ours.num_sinks};
+  KVFOLIO_C_RETURN_IF_ERROR(read_params(__func__, cache->view, ours, args.params));
   KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "q", q, q_rows, args.q));
   KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "out", out, out_rows, args.out));
   KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "lse", lse, lse_rows, args.lse));

@@ -130,8 +130,8 @@ void DeviceMemory::deallocate(std::byte* memory, std::int64_t bytes) noexcept {
                                       [&](const DriverCalls& calls) {
                                         return source_ == DeviceSource::kPlain
                                                    ? calls.memory_free(address_of(memory))
-                                                   : calls.memory_free_in_stream(
-                                                         address_of(memory), stream_);
+                                                   : calls.memory_free_in_stream(address_of(memory),
+                                                                                 stream_);
                                       })));
 }
 

@@ -49,11 +49,42 @@ Status check_params(const AttentionParams& params) {
   if (!std::isfinite(params.scale) || params.scale <= 0.0) {
     return invalid("params.scale is 0, negative or not finite, allowed: finite and > 0");
   }
-  if (params.window < 0) {
-    return invalid(concat("params.window is ", params.window, ", allowed: at least 0"));
+  const GroupRule& rule = params.rule;
+  if (rule.kind() != AttentionKind::kFull && rule.kind() != AttentionKind::kSlidingWindow &&
+      rule.kind() != AttentionKind::kChunked) {
+    return invalid(concat("params.rule.kind() is ", static_cast<std::int32_t>(rule.kind()),
+                          ", allowed: full, sliding window, chunked"));
   }
-  if (params.num_sinks < 0) {
-    return invalid(concat("params.num_sinks is ", params.num_sinks, ", allowed: at least 0"));
+  if (rule.kind() != AttentionKind::kFull && rule.window() < 1) {
+    return invalid(concat("params.rule.window() is ", rule.window(), " of kind ",
+                          std::string_view(to_string(rule.kind())), ", allowed: at least 1"));
+  }
+  if (rule.num_sinks() < 0) {
+    return invalid(
+        concat("params.rule.num_sinks() is ", rule.num_sinks(), ", allowed: at least 0"));
+  }
+  // Beyond these bounds f32 does not hold its inverse.
+  const bool capped = params.soft_cap != 0.0;
+  if (capped && !(params.soft_cap >= 1e-30 && params.soft_cap <= 1e30)) {
+    return invalid(
+        "params.soft_cap is negative, NaN or out of range, allowed: 0 (none), or 1e-30 to 1e30");
+  }
+  return {};
+}
+
+// A number for each query head, or none.
+Status check_per_head(std::string_view name, std::span<const float> values,
+                      std::int32_t num_q_heads, bool minus_infinity) {
+  if (values.empty()) return {};
+  if (!std::cmp_equal(values.size(), num_q_heads)) {
+    return invalid(concat("params.", name, " has ", values.size(),
+                          " entries, allowed: ", num_q_heads, ", one for each query head, or 0"));
+  }
+  for (std::size_t h = 0; h < values.size(); ++h) {
+    if (std::isfinite(values[h]) || (minus_infinity && values[h] == -HUGE_VALF)) continue;
+    return invalid(concat("params.", name, "[", h, "] is ",
+                          std::isnan(values[h]) ? "NaN" : "infinite",
+                          ", allowed: ", minus_infinity ? "finite, or -inf (none)" : "finite"));
   }
   return {};
 }
@@ -66,11 +97,9 @@ Status check_batch(const KVView& cache, const AttentionParams& params,
     return invalid(
         concat("block_table_stride is ", batch.block_table_stride, ", allowed: at least 0"));
   }
-  // Queries that all read everything have no use for positions.
-  const bool positions_matter = params.causal || params.window > 0;
   KVFOLIO_RETURN_IF_ERROR(kernels::check_lengths(
       {batch.query_start, batch.kv_lens, batch.trim_sinks, batch.trim_first_kept},
-      batch.block_table_stride, cache.block_size, positions_matter));
+      batch.block_table_stride, cache.block_size, kernels::positions_matter(params)));
   if (batch.block_table.size() != n * static_cast<std::size_t>(batch.block_table_stride)) {
     return invalid(concat("block_table has ", batch.block_table.size(), " entries for ", n,
                           " sequences x block_table_stride ", batch.block_table_stride));
@@ -89,12 +118,12 @@ Status resolve(std::string_view axis, std::int32_t first, std::int32_t size, std
 
 // What may have been forgotten if the block of a visible position was dropped.
 std::string_view dropped_hint(const AttentionArgs& args) {
-  if (args.params.window == 0) {
+  if (args.params.rule.kind() == AttentionKind::kFull) {
     return args.batch.trim_sinks.empty()
-               ? "; a window or a trim dropped it: is params.window missing, or are the trims?"
-               : "; a window dropped it: is params.window missing?";
+               ? "; a window or a trim dropped it: is params.rule missing, or are the trims?"
+               : "; a window dropped it: is params.rule missing?";
   }
-  return "; is params.window larger, or params.num_sinks, than those of the group?";
+  return "; does params.rule read more than that of the group?";
 }
 
 // Every table entry that the slice will follow names a block.
@@ -175,11 +204,15 @@ Status attend(const AttentionArgs& args) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
   KVFOLIO_RETURN_IF_ERROR(kernels::check_layer(cache, args.layer));
   KVFOLIO_RETURN_IF_ERROR(check_has_v(cache));
-  const Result<KernelTarget> target = choose_kernel_target(cache, args.target);
+  const Result<KernelTarget> target = choose_kernel_target(cache, args.params, args.target);
   if (!target) return target.error();
   KVFOLIO_RETURN_IF_ERROR(check_executor(args.executor));
   KVFOLIO_RETURN_IF_ERROR(check_heads(cache, args.q.num_heads));
   KVFOLIO_RETURN_IF_ERROR(check_params(args.params));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_per_head("alibi_slopes", args.params.alibi_slopes, args.q.num_heads, false));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_per_head("sink_logits", args.params.sink_logits, args.q.num_heads, true));
   KVFOLIO_RETURN_IF_ERROR(check_batch(cache, args.params, args.batch));
   const std::int32_t num_rows = args.batch.query_start.back();
   KVFOLIO_RETURN_IF_ERROR(

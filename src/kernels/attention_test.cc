@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <tuple>
@@ -57,6 +58,8 @@ struct Problem {
   DType q_dtype = DType::kF64;
   DType out_dtype = DType::kF64;
   AttentionParams params{.scale = 0.7};
+  std::vector<float> slopes = {};  // of ALiBi, by query head
+  std::vector<float> logits = {};  // of learned sinks
   int layer = 1;
   unsigned seed = 1;
   int shared_blocks = 0;
@@ -80,8 +83,14 @@ double q_value(const Problem& s, const Sequence& seq, int position, int head, in
 
 bool is_visible(const Problem& s, const Sequence& seq, int query, int position) {
   if (s.params.causal && position > query) return false;
-  if (s.params.window > 0 && position <= query - s.params.window &&
-      position >= s.params.num_sinks) {
+  const GroupRule& rule = s.params.rule;
+  const bool is_sink = position < rule.num_sinks();
+  if (rule.kind() == AttentionKind::kSlidingWindow && position <= query - rule.window() &&
+      !is_sink) {
+    return false;
+  }
+  if (rule.kind() == AttentionKind::kChunked && position / rule.window() < query / rule.window() &&
+      !is_sink) {
     return false;
   }
   return position < seq.trim_sinks || position >= seq.first_kept;
@@ -163,6 +172,8 @@ struct Prepared {
             .lse = lse.rows,
             .workspace = workspace,
             .target = KernelTarget::kReference};
+    args.params.alibi_slopes = s.slopes;
+    args.params.sink_logits = s.logits;
   }
 
   static GroupSpec spec(const Problem& s) {
@@ -230,10 +241,15 @@ Outcome naive(const Problem& s) {
           for (int d = s.head_dim_k; d-- > 0;) {
             product += q_value(s, seq, query, h, d) * k_value(s, seq, p, kv_head, d);
           }
-          score[static_cast<std::size_t>(p)] = product * s.params.scale;
-          most = std::max(most, product * s.params.scale);
+          double& bent = score[static_cast<std::size_t>(p)];
+          bent = product * s.params.scale;
+          if (s.params.soft_cap > 0) bent = s.params.soft_cap * std::tanh(bent / s.params.soft_cap);
+          if (!s.slopes.empty()) bent += double{s.slopes[u(h)]} * (p - query);
+          most = std::max(most, bent);
         }
-        double total = 0;
+        const double logit = s.logits.empty() ? -kInfinity : double{s.logits[u(h)]};
+        most = std::max(most, logit);
+        double total = logit == -kInfinity ? 0 : std::exp(logit - most);
         std::vector<double> sum(static_cast<std::size_t>(s.head_dim_v), 0.0);
         for (int p = seq.kv_len; p-- > 0;) {
           if (score[static_cast<std::size_t>(p)] == -kInfinity) continue;
@@ -324,31 +340,47 @@ TEST(Attention, AgreesWithTheNaiveComputationForRandomShapesAndMasks) {
   const auto pick = [&](int low, int high) {
     return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
   };
+  const auto pick_rule = [&] {
+    const int sinks = pick(0, 1) * pick(0, 9);
+    switch (pick(0, 2)) {
+      case 0:
+        return GroupRule::of_window(pick(1, 20), sinks);
+      case 1:
+        return GroupRule::of_chunk(pick(1, 20), sinks);
+      default:
+        return GroupRule(AttentionKind::kFull, 0, sinks);  // of no effect
+    }
+  };
   constexpr int kBlockSizes[] = {1, 2, 3, 5, 8, 16, 32};
   for (int round = 0; round < 1000; ++round) {
     SCOPED_TRACE(round);
-    Problem s{.block_size = kBlockSizes[pick(0, 6)],
-              .num_kv_heads = pick(1, 3),
-              .q_per_kv = pick(1, 5),
-              .head_dim_k = pick(1, 9),
-              .dtype = kDTypes[pick(0, 3)],
-              .format = pick(0, 1) == 0 ? Format::kHnd : Format::kNhd,
-              .q_dtype = kDTypes[pick(0, 3)],
-              .out_dtype = kDTypes[pick(0, 3)],
-              .params = {.scale = 0.1 * pick(1, 20),
-                         .causal = pick(0, 3) != 0,
-                         .window = pick(0, 1) * pick(1, 20),
-                         .num_sinks = pick(0, 1) * pick(0, 9)},
-              .layer = pick(0, 2),
-              .seed = static_cast<unsigned>(round),
-              .pad = -pick(0, 1),
-              .gap = pick(0, 2)};
+    Problem s{
+        .block_size = kBlockSizes[pick(0, 6)],
+        .num_kv_heads = pick(1, 3),
+        .q_per_kv = pick(1, 5),
+        .head_dim_k = pick(1, 9),
+        .dtype = kDTypes[pick(0, 3)],
+        .format = pick(0, 1) == 0 ? Format::kHnd : Format::kNhd,
+        .q_dtype = kDTypes[pick(0, 3)],
+        .out_dtype = kDTypes[pick(0, 3)],
+        .params = {.scale = 0.1 * pick(1, 20), .causal = pick(0, 3) != 0, .rule = pick_rule()},
+        .layer = pick(0, 2),
+        .seed = static_cast<unsigned>(round),
+        .pad = -pick(0, 1),
+        .gap = pick(0, 2)};
     s.prefix = pick(0, 3) == 0;
     s.head_dim_v = s.prefix ? pick(1, s.head_dim_k) : pick(1, 9);
+    if (pick(0, 2) == 0) s.params.soft_cap = 0.1 * pick(1, 30);
+    for (int h = 0; h < s.num_kv_heads * s.q_per_kv; ++h) {
+      if (round % 3 == 1) s.slopes.push_back(0.01f * static_cast<float>(pick(-20, 60)));
+      if (round % 4 == 1) {
+        s.logits.push_back(pick(0, 5) == 0 ? -HUGE_VALF : static_cast<float>(pick(-4, 4)));
+      }
+    }
     const int n = pick(0, 4);
     for (int i = 0; i < n; ++i) {
       Sequence seq{.kv_len = pick(0, 40), .key = i + 1};
-      const bool positions_matter = s.params.causal || s.params.window > 0;
+      const bool positions_matter = s.params.causal || s.params.rule.kind() != AttentionKind::kFull;
       seq.queries = pick(0, seq.kv_len + (positions_matter ? 0 : 9));
       if (pick(0, 2) == 0) {
         seq.trim_sinks = pick(0, 12);
@@ -376,8 +408,7 @@ TEST(Attention, EveryWindowSinksAndTrimOfAShortSequenceAgrees) {
     for (int sinks = 0; sinks <= 10; sinks += 3) {
       for (int trim_sinks = 0; trim_sinks <= 9; trim_sinks += 3) {
         Problem s{.block_size = 2, .num_kv_heads = 1, .q_per_kv = 1};
-        s.params.window = window;
-        s.params.num_sinks = sinks;
+        if (window > 0) s.params.rule = GroupRule::of_window(window, sinks);
         for (int first_kept = 0; first_kept <= 9; ++first_kept) {
           s.sequences.push_back({.kv_len = 9,
                                  .queries = 1 + first_kept % 9,
@@ -386,9 +417,13 @@ TEST(Attention, EveryWindowSinksAndTrimOfAShortSequenceAgrees) {
                                  .key = first_kept});
         }
         SCOPED_TRACE(window * 100 + sinks * 10 + trim_sinks);
-        expect_agrees(s);
-        s.params.causal = false;
-        expect_agrees(s);
+        for (const bool chunked : {false, true}) {
+          if (chunked && window > 0) s.params.rule = GroupRule::of_chunk(window, sinks);
+          for (const bool causal : {true, false}) {
+            s.params.causal = causal;
+            expect_agrees(s);
+          }
+        }
         if (HasFatalFailure()) return;
       }
     }
@@ -399,7 +434,7 @@ TEST(Attention, AWindowOfWReadsExactlyWTokens) {
   // With equal scores the log-sum-exp is the logarithm of how many positions are visible.
   for (const int window : {1, 2, 5, 16, 99}) {
     Problem s{.sequences = {{.kv_len = 24, .queries = 24}}, .q_per_kv = 1};
-    s.params.window = window;
+    s.params.rule = GroupRule::of_window(window);
     Prepared p(s);
     for (auto& byte : p.q.memory) byte = std::byte{0};
     ASSERT_TRUE(attend(p.args).ok());
@@ -415,7 +450,7 @@ TEST(Attention, AFullyMaskedRowIsZeroAndItsLseMinusInfinity) {
     Problem s{.sequences = {{.kv_len = 6, .queries = 2, .first_kept = 6},
                             {.kv_len = 6, .queries = 3, .trim_sinks = 1, .first_kept = 5}},
               .out_dtype = out};
-    s.params.window = 1;
+    s.params.rule = GroupRule::of_window(1);
     Prepared p(s);
     ASSERT_TRUE(attend(p.args).ok());
     for (const int row : {0, 1, 2, 3}) {
@@ -451,9 +486,9 @@ TEST(Attention, QueriesThatReadEverythingMayBeMoreThanTheTokens) {
     EXPECT_EQ(p.lse.value(7, 0, 0), -kInfinity);
     EXPECT_EQ(p.out.value(8, 3, dim - 1), 0.0);
 
-    p.args.params.window = 2;
+    p.args.params.rule = GroupRule::of_window(2);
     EXPECT_THAT(attend(p.args).message(), HasSubstr("kv_lens[0] is 3, allowed: its 7 queries to"));
-    p.args.params.window = 0;
+    p.args.params.rule = {};
     p.args.params.causal = true;
     EXPECT_THAT(attend(p.args).message(), HasSubstr("kv_lens[0] is 3, allowed: its 7 queries to"));
     p.args.params.causal = false;
@@ -576,6 +611,55 @@ TEST(Attention, LseMayBeSingleOrAbsent) {
   EXPECT_EQ(without.lse.memory, before);
 }
 
+TEST(Attention, PartsThatMergeAreTheWholeIfOneOfThemHasTheLearnedSinks) {
+  Problem s{.sequences = {{.kv_len = 40, .queries = 9, .key = 1}}};
+  s.params.soft_cap = 2.0;
+  s.params.rule = GroupRule::of_chunk(30, 3);
+  s.slopes = {0.1f, 0.02f, -0.05f, 0.3f};
+  s.logits = {1.0f, -2.0f, -HUGE_VALF, 0.5f};
+  const Outcome want = attended(s);
+  for (const int border : {1, 17, 30, 36}) {
+    Problem front = s;
+    front.logits.clear();
+    front.sequences[0].trim_sinks = border;
+    front.sequences[0].first_kept = 40;
+    Problem back = s;
+    back.sequences[0].first_kept = border;
+    const Prepared a(front);
+    const Prepared b(back);
+    ASSERT_TRUE(attend(a.args).ok() && attend(b.args).ok());
+    ASSERT_TRUE(
+        merge_states({a.out.rows, a.lse.rows}, {b.out.rows, b.lse.rows}, b.out.rows, b.lse.rows)
+            .ok());
+    expect_near(s, read(s, b), want);
+  }
+}
+
+TEST(Attention, ALearnedSinkOfMinusInfinityIsNoneAndAHugeOneLeavesNothing) {
+  Problem s{.sequences = {{.kv_len = 20, .queries = 3, .key = 1}},
+            .head_dim_k = 8,
+            .head_dim_v = 8,
+            .out_dtype = DType::kF32};
+  for (const KernelTarget target : kernel_targets()) {
+    const auto with = [&](std::vector<float> logits) {
+      Prepared p(s);
+      p.args.params.sink_logits = logits;
+      p.args.target = target;
+      p.workspace.resize(static_cast<std::size_t>(
+          *attention_workspace_bytes(p.cache.view, p.q.rows.num_heads, p.max_kv_len, target)));
+      p.args.workspace = p.workspace;
+      const Status status = attend(p.args);
+      EXPECT_TRUE(status.ok()) << status.message();
+      return read(s, p);
+    };
+    const Outcome none = with({});
+    EXPECT_EQ(with(std::vector<float>(4, -HUGE_VALF)), none);
+    const Outcome huge = with({3e38f, 3e38f, 3e38f, 3e38f});
+    for (const double x : huge.out) EXPECT_NEAR(x, 0.0, 1e-30);
+    for (const double x : huge.lse) EXPECT_EQ(x, double{3e38f});
+  }
+}
+
 // ---- the same bits -----------------------------------------------------------------------------
 
 TEST(AttentionBits, DoNotDependOnBlockSizeFormatOrBlockIds) {
@@ -585,8 +669,10 @@ TEST(AttentionBits, DoNotDependOnBlockSizeFormatOrBlockIds) {
               .head_dim_k = 16,
               .head_dim_v = 8,
               .dtype = dtype};
-    s.params.window = 20;
-    s.params.num_sinks = 3;
+    s.params.rule = GroupRule::of_window(20, 3);
+    s.params.soft_cap = 1.5;
+    s.slopes = {0.1f, 0.02f, -0.05f, 0.3f};
+    s.logits = {1.0f, -2.0f, -HUGE_VALF, 0.5f};
     const Outcome want = attended(s);
     for (const int block_size : {1, 2, 3, 8, 16, 32, 48, 1024}) {
       for (const Format format : kFormats) {
@@ -603,8 +689,7 @@ TEST(AttentionBits, DoNotDependOnBlockSizeFormatOrBlockIds) {
 
 TEST(AttentionBits, ADecodeRowEqualsTheSameRowInsideAnyChunkAndAnyBatch) {
   Problem s;
-  s.params.window = 13;
-  s.params.num_sinks = 2;
+  s.params.rule = GroupRule::of_window(13, 2);
   constexpr int kTokens = 30;
   s.sequences = {{.kv_len = kTokens, .queries = kTokens, .key = 1}};
   const Outcome whole = attended(s);
@@ -632,33 +717,60 @@ TEST(AttentionBits, ADecodeRowEqualsTheSameRowInsideAnyChunkAndAnyBatch) {
   }
 }
 
-TEST(AttentionBits, SlicesOfRowsAndHeadsAddUpToTheWhole) {
-  const Problem s{.sequences = {{.kv_len = 23, .queries = 9, .key = 1},
-                                {.kv_len = 14, .queries = 1, .key = 2},
-                                {.kv_len = 6, .queries = 6, .key = 3}},
-                  .num_kv_heads = 3};
-  const Outcome want = attended(s);
+// Exactly the slices are written, the rest is still poison; together they are the whole.
+void expect_slices_add_up(const Problem& s, KernelTarget target) {
+  const auto prepared = [&] {
+    auto p = std::make_unique<Prepared>(s);
+    p->args.target = target;
+    p->workspace.resize(static_cast<std::size_t>(
+        *attention_workspace_bytes(p->cache.view, p->q.rows.num_heads, p->max_kv_len, target)));
+    p->args.workspace = p->workspace;
+    return p;
+  };
+  const auto whole = prepared();
+  ASSERT_TRUE(attend(whole->args).ok());
+  const Outcome want = read(s, *whole);
   for (const int rows : {1, 2, 5, 7, 16}) {
     for (const int heads : {1, 2, 3}) {
-      Prepared p(s);
+      const auto p = prepared();
       int written = 0;
       for (int row = 0; row < 16; row += rows) {
         for (int head = 0; head < 3; head += heads) {
-          p.args.slice = {.first_row = row,
-                          .num_rows = std::min(rows, 16 - row),
-                          .first_kv_head = head,
-                          .num_kv_heads = std::min(heads, 3 - head)};
-          ASSERT_TRUE(attend(p.args).ok());
-          // Exactly the slice is written, the rest is still poison.
-          written += p.args.slice.num_rows * p.args.slice.num_kv_heads * s.q_per_kv;
+          p->args.slice = {.first_row = row,
+                           .num_rows = std::min(rows, 16 - row),
+                           .first_kv_head = head,
+                           .num_kv_heads = std::min(heads, 3 - head)};
+          ASSERT_TRUE(attend(p->args).ok());
+          written += p->args.slice.num_rows * p->args.slice.num_kv_heads * s.q_per_kv;
           int seen = 0;
           for (int r = 0; r < 16; ++r) {
-            for (int h = 0; h < 6; ++h) seen += std::isnan(p.out.value(r, h, 0)) ? 0 : 1;
+            for (int h = 0; h < 6; ++h) seen += std::isnan(p->out.value(r, h, 0)) ? 0 : 1;
           }
           ASSERT_EQ(seen, written);
         }
       }
-      EXPECT_EQ(read(s, p), want);
+      EXPECT_EQ(read(s, *p), want);
+    }
+  }
+}
+
+TEST(AttentionBits, SlicesOfRowsAndHeadsAddUpToTheWhole) {
+  Problem s{.sequences = {{.kv_len = 23, .queries = 9, .key = 1},
+                          {.kv_len = 14, .queries = 1, .key = 2},
+                          {.kv_len = 6, .queries = 6, .key = 3}},
+            .num_kv_heads = 3,
+            .head_dim_k = 8,
+            .head_dim_v = 8};
+  s.logits = {0.5f, 1.5f, -1.0f, 0.25f, -HUGE_VALF, 2.0f};
+  Problem bent = s;
+  bent.slopes = {0.1f, 0.02f, -0.05f, 0.3f, 0.5f, -0.2f};
+  bent.params.soft_cap = 2.0;
+  for (const KernelTarget target : kernel_targets()) {
+    SCOPED_TRACE(to_string(target));
+    expect_slices_add_up(s, target);
+    const Prepared p(bent);
+    if (choose_kernel_target(p.cache.view, p.args.params, target)) {
+      expect_slices_add_up(bent, target);
     }
   }
 }
@@ -716,6 +828,8 @@ struct GoodCall {
   Prepared p;
 };
 
+constexpr float kFour[] = {0, 1, 2, 3};
+
 TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
   struct Case {
     const char* says;
@@ -740,8 +854,35 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
       {"params.scale", with([](P& p) { p.args.params.scale = -1; })},
       {"params.scale", with([](P& p) { p.args.params.scale = kInfinity; })},
       {"params.scale", with([](P& p) { p.args.params.scale = std::nan(""); })},
-      {"params.window is -1", with([](P& p) { p.args.params.window = -1; })},
-      {"params.num_sinks is -2147483648", with([](P& p) { p.args.params.num_sinks = kMin; })},
+      {"params.rule.window() is -1 of kind sliding window, allowed: at least 1",
+       with([](P& p) { p.args.params.rule = GroupRule::of_window(-1); })},
+      {"params.rule.window() is 0 of kind chunked, allowed: at least 1",
+       with([](P& p) { p.args.params.rule = GroupRule::of_chunk(0); })},
+      {"params.rule.num_sinks() is -2147483648",
+       with([](P& p) { p.args.params.rule = GroupRule::of_window(1, kMin); })},
+      {"params.rule.kind() is 3, allowed: full, sliding window, chunked", with([](P& p) {
+         p.args.params.rule = {static_cast<AttentionKind>(3), 1, 0};
+       })},
+      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = -1; })},
+      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = 1e-31; })},
+      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = kInfinity; })},
+      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = std::nan(""); })},
+      {"params.alibi_slopes has 3 entries, allowed: 4, one for each query head, or 0",
+       with([](P& p) { p.args.params.alibi_slopes = std::span(kFour).first(3); })},
+      {"params.alibi_slopes[2] is NaN, allowed: finite", with([](P& p) {
+         static constexpr float kBad[] = {0, 1, std::numeric_limits<float>::quiet_NaN(), 3};
+         p.args.params.alibi_slopes = kBad;
+       })},
+      {"params.alibi_slopes[1] is infinite", with([](P& p) {
+         static constexpr float kBad[] = {0, -HUGE_VALF, 2, 3};
+         p.args.params.alibi_slopes = kBad;
+       })},
+      {"params.sink_logits has 1 entries, allowed: 4",
+       with([](P& p) { p.args.params.sink_logits = std::span(kFour).first(1); })},
+      {"params.sink_logits[3] is infinite, allowed: finite, or -inf (none)", with([](P& p) {
+         static constexpr float kBad[] = {0, -HUGE_VALF, 2, HUGE_VALF};
+         p.args.params.sink_logits = kBad;
+       })},
       {"0 query heads", with([](P& p) { p.args.q.num_heads = 0; })},
       {"3 query heads, allowed: multiples of the cache's 2",
        with([](P& p) { p.args.q.num_heads = 3; })},
@@ -775,15 +916,15 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
       {"block_table_stride is -4", with([](P& p) { p.args.batch.block_table_stride = -4; })},
       {"block_table_stride 2147483647", with([](P& p) { p.args.batch.block_table_stride = kMax; })},
       {"block_table[0, 1] is -1 and holds visible positions, the cache has blocks 0 to 6; a window "
-       "dropped it: is params.window missing?",
+       "dropped it: is params.rule missing?",
        with([](P& p) { p.table[1] = -1; })},
       {"or are the trims?", with([](P& p) {
          p.table[1] = -1;
          p.args.batch.trim_sinks = p.args.batch.trim_first_kept = {};
        })},
-      {"is params.window larger", with([](P& p) {
+      {"does params.rule read more than that of the group?", with([](P& p) {
          p.table[1] = -1;
-         p.args.params.window = 100;
+         p.args.params.rule = GroupRule::of_window(100);
        })},
       {"block_table[1, 0] is 7", with([](P& p) { p.table[4] = p.args.cache.num_blocks; })},
       {"block_table[1, 1] is 2147483647", with([](P& p) { p.table[5] = kMax; })},
@@ -823,8 +964,7 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
 
 TEST(Attention, EntriesOfTheTableThatNobodyNeedsMayBeAnything) {
   Problem s{.sequences = {{.kv_len = 20, .queries = 1, .trim_sinks = 4, .first_kept = 12}}};
-  s.params.window = 6;
-  s.params.num_sinks = 2;
+  s.params.rule = GroupRule::of_window(6, 2);
   const Outcome want = attended(s);
   Prepared p(s);
   for (const std::int32_t entry : {-1, 0, kMax, kMin}) {
@@ -837,7 +977,7 @@ TEST(Attention, EntriesOfTheTableThatNobodyNeedsMayBeAnything) {
 TEST(Attention, EntriesThatOnlyTheFirstRowOfAChunkNeedsAreChecked) {
   // The window of the chunk's last row begins blocks later than that of its first row.
   Problem s{.sequences = {{.kv_len = 24, .queries = 12}}};
-  s.params.window = 3;
+  s.params.rule = GroupRule::of_window(3);
   for (std::size_t b = 2; b < 6; ++b) {  // the first row reads positions 10 to 12
     Prepared p(s);
     ASSERT_TRUE(attend(p.args).ok());
@@ -908,7 +1048,7 @@ TEST(Attention, AllRowsOfASequenceMayBeMoreThanAnInt32Counts) {
                 .kv_lens = kv_lens,
                 .block_table = table,
                 .block_table_stride = static_cast<std::int32_t>(table.size())};
-  args.params = {.scale = 1.0, .window = 1};
+  args.params = {.scale = 1.0, .rule = GroupRule::of_window(1)};
   args.q = {reinterpret_cast<const std::byte*>(query.data()), 0, 32, kRows, 8, 8, DType::kF32};
   args.out = {static_cast<std::byte*>(out), kRowBytes, 32, kRows, 8, 8, DType::kF32};
   args.slice = {.first_row = kRows - 2};
@@ -930,11 +1070,12 @@ TEST(Attention, AllRowsOfASequenceMayBeMoreThanAnInt32Counts) {
 TEST(Attention, LimitsAtTheEndOfInt32DoNotOverflow) {
   for (const int window : {1, 4, kMax}) {
     Problem s{.sequences = {{.kv_len = 9, .queries = 9, .trim_sinks = kMax, .first_kept = 9}}};
-    s.params.window = window;
-    s.params.num_sinks = kMax;
-    expect_agrees(s);
-    s.params.num_sinks = 0;
-    expect_agrees(s);
+    for (const int sinks : {kMax, 0}) {
+      s.params.rule = GroupRule::of_window(window, sinks);
+      expect_agrees(s);
+      s.params.rule = GroupRule::of_chunk(window, sinks);
+      expect_agrees(s);
+    }
   }
 }
 
@@ -1013,6 +1154,43 @@ TEST(KernelTarget, WhatAFastTargetDoesNotTakeIsTheReferencesUnlessItIsForced) {
     EXPECT_EQ(forced.error().code(), ErrorCode::kUnsupported);
     EXPECT_THAT(forced.error().message(), HasSubstr("multiples of 8 to 256"));
   }
+}
+
+TEST(KernelTarget, ASoftCapOrAlibiIsComputedByTheFastestTargetThatCan) {
+  const TestCache cache({.head_dim_k = 64, .head_dim_v = 64, .num_blocks = 1});
+  constexpr KernelTarget kBends =
+#if defined(__aarch64__)
+      KernelTarget::kNeon;
+#else
+      KernelTarget::kPortable;
+#endif
+  struct Case {
+    AttentionParams params;
+    const char* says;
+  };
+  for (const Case& c :
+       {Case{{.scale = 1.0, .soft_cap = 30.0}, "a soft cap (params.soft_cap)"},
+        Case{{.scale = 1.0, .alibi_slopes = kFour}, "ALiBi (params.alibi_slopes)"}}) {
+    for (const KernelTarget target : kernel_targets()) {
+      const Result<KernelTarget> named = choose_kernel_target(cache.view, c.params, target);
+      if (target == KernelTarget::kReference || target == kBends) {
+        EXPECT_EQ(*named, target);
+        continue;
+      }
+      ASSERT_FALSE(named);
+      EXPECT_EQ(named.error().code(), ErrorCode::kUnsupported);
+      EXPECT_EQ(named.error().message(),
+                std::string("kernel target ") + to_string(target) + " does not compute " + c.says +
+                    ", allowed on this machine: reference, " + to_string(kBends));
+    }
+    if (std::getenv("KVFOLIO_KERNEL") != nullptr) continue;
+    EXPECT_EQ(*choose_kernel_target(cache.view, c.params), kBends);
+  }
+  if (std::getenv("KVFOLIO_KERNEL") != nullptr) return;
+  // Every target computes these.
+  const AttentionParams others{
+      .scale = 1.0, .rule = GroupRule::of_chunk(4, 1), .sink_logits = kFour};
+  EXPECT_EQ(*choose_kernel_target(cache.view, others), kernel_targets().back());
 }
 
 TEST(KernelTarget, OneThatTheMachineDoesNotRunIsRefusedByName) {

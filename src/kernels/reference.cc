@@ -7,6 +7,8 @@
 //   l   = sum_j exp(s_j - m)              o_d = (sum_j exp(s_j - m) v_jd) / l
 //   lse = m + log(l)
 //
+// A soft cap c makes s_j = c tanh(s_j / c); then ALiBi adds slope * (j - position). A learned sink
+// is one more score, the last one, which m and l count and o does not.
 // An element of int8 is its number times its scale, in double: exact.
 // A row's numbers therefore depend on nothing but its query and the K and V of what it sees: not on
 // block size, format, batch, chunk or slice. The query heads of one KV head are done together only
@@ -45,14 +47,15 @@ double dot(const double* a, const double* b, std::int64_t n) {
   return sum;
 }
 
-// Scores become weights exp(s - m); answers l and m + log(l). -inf everywhere is a masked row.
+// Scores become weights exp(s - m); answers l and m + log(l), in which `sink` is a score, too. -inf
+// everywhere is a masked row.
 struct Softmax {
   double total = 0.0;
   double lse = kMasked;
 };
 
-Softmax softmax(double* scores, std::int64_t n) {
-  double most = kMasked;
+Softmax softmax(double* scores, std::int64_t n, double sink) {
+  double most = sink;
   for (std::int64_t i = 0; i < n; ++i) {
     if (!(scores[i] <= most)) most = scores[i];  // a NaN passes, here or in the sum
   }
@@ -65,6 +68,7 @@ Softmax softmax(double* scores, std::int64_t n) {
     scores[i] = std::exp(scores[i] - most);
     total += scores[i];
   }
+  if (sink != kMasked) total += std::exp(sink - most);
   return {total, most + std::log(total)};
 }
 
@@ -111,7 +115,7 @@ class Reference {
         const Visible seen = visible(position, position, kv_len, args_.params, trim);
         for (std::int32_t h = 0; h < slice.num_kv_heads; ++h, ++number) {
           if (number < mine) continue;
-          attend_head(row, slice.first_kv_head + h, seen, table);
+          attend_head(row, position, slice.first_kv_head + h, seen, table);
           mine = next.fetch_add(1, std::memory_order_relaxed);
         }
       }
@@ -119,8 +123,8 @@ class Reference {
   }
 
  private:
-  // All query heads of one row that read KV head `head`.
-  void attend_head(std::int32_t row, std::int32_t head, const Visible& seen,
+  // All query heads of one row, at `position`, that read KV head `head`.
+  void attend_head(std::int32_t row, std::int32_t position, std::int32_t head, const Visible& seen,
                    const std::int32_t* table) const {
     const std::int32_t first_q_head = head * q_per_kv_;
     for (std::int32_t g = 0; g < q_per_kv_; ++g) {
@@ -128,16 +132,17 @@ class Reference {
     }
 
     std::int64_t count = 0;
-    for_each_position(seen, table, [&](std::int32_t block, std::int32_t offset) {
+    for_each_position(seen, table, [&](std::int32_t j, std::int32_t block, std::int32_t offset) {
       k_.read(block, head, offset, scratch_.vector);
       for (std::int32_t g = 0; g < q_per_kv_; ++g) {
-        scores(g)[count] = args_.params.scale * dot(query(g), scratch_.vector, dim_k_);
+        scores(g)[count] = bent(args_.params.scale * dot(query(g), scratch_.vector, dim_k_),
+                                first_q_head + g, std::int64_t{j} - position);
       }
       ++count;
     });
 
     for (std::int32_t g = 0; g < q_per_kv_; ++g) {
-      const Softmax result = softmax(scores(g), count);
+      const Softmax result = softmax(scores(g), count, sink(first_q_head + g));
       scratch_.totals[g] = result.total;
       if (store_lse_ != nullptr) {
         store_lse_(bytes(&result.lse), args_.lse.at(row, first_q_head + g), 1);
@@ -146,7 +151,7 @@ class Reference {
 
     std::fill_n(scratch_.sums, q_per_kv_ * dim_v_, 0.0);
     std::int64_t rank = 0;
-    for_each_position(seen, table, [&](std::int32_t block, std::int32_t offset) {
+    for_each_position(seen, table, [&](std::int32_t, std::int32_t block, std::int32_t offset) {
       v_.read(block, head, offset, scratch_.vector);
       for (std::int32_t g = 0; g < q_per_kv_; ++g) {
         const double weight = scores(g)[rank];
@@ -164,7 +169,22 @@ class Reference {
     }
   }
 
-  // Calls visit(block, offset) for every visible position, in increasing order.
+  // A score behind the soft cap and ALiBi. distance: from the query to the key.
+  [[nodiscard]] double bent(double score, std::int32_t q_head, std::int64_t distance) const {
+    const AttentionParams& params = args_.params;
+    if (params.soft_cap > 0.0) score = params.soft_cap * std::tanh(score / params.soft_cap);
+    if (params.alibi_slopes.empty()) return score;
+    const double slope = params.alibi_slopes[static_cast<std::size_t>(q_head)];
+    return score + slope * static_cast<double>(distance);
+  }
+
+  // The logit of the learned sink of a query head; -inf: none.
+  [[nodiscard]] double sink(std::int32_t q_head) const {
+    const std::span<const float> logits = args_.params.sink_logits;
+    return logits.empty() ? kMasked : logits[static_cast<std::size_t>(q_head)];
+  }
+
+  // Calls visit(position, block, offset) for every visible position, in increasing order.
   template <typename Visit>
   void for_each_position(const Visible& seen, const std::int32_t* table, Visit&& visit) const {
     const std::int32_t block_size = args_.cache.block_size;
@@ -172,7 +192,7 @@ class Reference {
       const Range& range = seen.ranges[static_cast<std::size_t>(r)];
       for (std::int32_t j = range.begin; j < range.end; ++j) {
         const std::int32_t logical = j / block_size;
-        visit(table[logical], j - logical * block_size);
+        visit(j, table[logical], j - logical * block_size);
       }
     }
   }

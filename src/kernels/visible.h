@@ -2,9 +2,9 @@
 #pragma once
 
 // Which positions of a sequence a query reads. Position j is visible to the query at position p iff
-//   j <= p                                when causal,
-//   j > p - window  or  j < num_sinks     when there is a window,
-//   j < trim_sinks  or  j >= first_kept   when the sequence was trimmed.
+//   j <= p                                 when causal,
+//   j >= rule.first_read(p)  or  j < rule.num_sinks(),
+//   j < trim_sinks  or  j >= first_kept    when the sequence was trimmed.
 // Each line keeps a head and a tail, so what all of them keep is at most three ranges.
 
 #include <algorithm>
@@ -42,25 +42,23 @@ struct Trim {
   return {batch.trim_sinks[sequence], batch.trim_first_kept[sequence]};
 }
 
-// Kernels know a window and sinks, not the group that they come from.
-[[nodiscard]] inline GroupRule rule_of(const AttentionParams& params) noexcept {
-  return {params.window > 0 ? AttentionKind::kSlidingWindow : AttentionKind::kFull, params.window,
-          params.num_sinks};
+// Whether what a query reads depends on where it stands.
+[[nodiscard]] inline bool positions_matter(const AttentionParams& params) noexcept {
+  return params.causal || params.rule.kind() != AttentionKind::kFull;
 }
 
 // What the queries at positions first .. last read together; one query when they are equal.
-// Requires: first <= last < kv_len; first >= 0 where causal or a window makes positions matter; no
-// negative number else.
+// Requires: first <= last < kv_len; first >= 0 where positions matter; no negative number else.
 [[nodiscard]] inline Visible visible(std::int64_t first, std::int64_t last, std::int64_t kv_len,
                                      const AttentionParams& params, const Trim& trim) noexcept {
   KVFOLIO_DCHECK(first <= last && last < kv_len);
-  KVFOLIO_DCHECK(first >= 0 || (!params.causal && params.window == 0));
-  KVFOLIO_DCHECK(params.window >= 0 && params.num_sinks >= 0 && trim.sinks >= 0 &&
-                 trim.first_kept >= 0);
+  KVFOLIO_DCHECK(first >= 0 || !positions_matter(params));
+  KVFOLIO_DCHECK(params.rule.kind() == AttentionKind::kFull || params.rule.window() >= 1);
+  KVFOLIO_DCHECK(params.rule.num_sinks() >= 0 && trim.sinks >= 0 && trim.first_kept >= 0);
   const std::int64_t end = params.causal ? last + 1 : kv_len;
-  // [0, sinks) and [tail, end) of the window, [0, trim_sinks) and [trim_tail, end) of the trim.
-  std::int64_t tail = rule_of(params).first_read(first);
-  const std::int64_t sinks = std::min<std::int64_t>(params.num_sinks, end);
+  // [0, sinks) and [tail, end) of the rule, [0, trim_sinks) and [trim_tail, end) of the trim.
+  std::int64_t tail = params.rule.first_read(first);
+  const std::int64_t sinks = std::min<std::int64_t>(params.rule.num_sinks(), end);
   tail = std::max(tail, sinks);
   const std::int64_t trim_sinks = std::min<std::int64_t>(trim.sinks, end);
   const std::int64_t trim_tail = std::max<std::int64_t>(trim.first_kept, trim_sinks);

@@ -120,14 +120,14 @@ TEST(PlanAttention, AForgottenWindowIsAnErrorThatAsksForIt) {
   const std::vector<SequenceId> one = {must(engine.manager->open({})).sequence};
   const auto forgets = [&](const StepPlan& plan, GroupId group) {
     AttentionArgs args = engine.good(plan, group);
-    args.params.window = 0;
+    args.params.rule = {};
     return args;
   };
   must(engine.step(one, 16, forgets));  // nothing was dropped yet: wrong numbers, no error
   const Status status = engine.step(one, 1, forgets);
   EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("block_table[0, 1] is -1"));
-  EXPECT_THAT(status.message(), HasSubstr("is params.window missing?"));
+  EXPECT_THAT(status.message(), HasSubstr("is params.rule missing?"));
 }
 
 TEST(PlanAttention, AnUnknownGroupGivesABatchThatIsRefused) {
@@ -142,15 +142,13 @@ TEST(PlanAttention, AnUnknownGroupGivesABatchThatIsRefused) {
   }
 }
 
-TEST(AttentionParams, TakeWindowAndSinksFromAWindowGroupAlone) {
+TEST(AttentionParams, TakeTheRuleOfTheirGroup) {
   const AttentionParams window = attention_params(window_group(4, 8, 5, 2), 0.25);
   EXPECT_EQ(window.scale, 0.25);
   EXPECT_TRUE(window.causal);
-  EXPECT_EQ(window.window, 5);
-  EXPECT_EQ(window.num_sinks, 2);
+  EXPECT_EQ(window.rule, GroupRule::of_window(5, 2));
   const AttentionParams full = attention_params(full_group(4, 8), 0.5);
-  EXPECT_EQ(full.window, 0);
-  EXPECT_EQ(full.num_sinks, 0);
+  EXPECT_EQ(full.rule, GroupRule());
 }
 
 }  // namespace

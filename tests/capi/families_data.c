@@ -3,6 +3,7 @@
 // Each function of the families around bytes: storage, views, kernels, token stores.
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "calls.h"
@@ -140,6 +141,19 @@ void call_kernels(void) {
   kvfolio_storage_destroy(storage);
 }
 
+// What only some targets compute.
+static void choose_for_options(const kvfolio_view* view) {
+  int32_t target = -1;
+  kvfolio_attention_options options = {.struct_size = sizeof options, .soft_cap = 30};
+  if (getenv("KVFOLIO_KERNEL") == NULL) {
+    MUST(kvfolio_choose_attention_target(view, &options, &target, &g_error));
+    CHECK(target > KVFOLIO_TARGET_AUTO && target <= KVFOLIO_TARGET_NEON);
+  }
+  options.target = KVFOLIO_TARGET_REFERENCE;
+  MUST(kvfolio_choose_attention_target(view, &options, &target, &g_error));
+  CHECK(target == KVFOLIO_TARGET_REFERENCE);
+}
+
 static void choose_target(const kvfolio_view* view) {
   int32_t target = -1;
   int32_t all[8];
@@ -156,6 +170,7 @@ void call_attention(void) {
   kvfolio_storage* const storage = make_storage();
   kvfolio_view* const view = view_of(storage);
   choose_target(view);
+  choose_for_options(view);
   const kvfolio_group_spec group = small_group();
   kvfolio_attention_options options = {.struct_size = sizeof options};
   MUST(kvfolio_attention_options_of(&group, &options, &g_error));

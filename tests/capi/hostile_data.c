@@ -269,6 +269,11 @@ void hostile_attention(void) {
   BAD_FIELD(options.layer, INT_MIN);
   BAD_FIELD(options.window, -1);
   BAD_FIELD(options.num_sinks, INT_MIN);
+  BAD_FIELD(options.chunk, -1);
+  BAD_FIELD(options.soft_cap, NAN);
+  BAD_FIELD(options.soft_cap, -1);
+  BAD_FIELD(options.num_alibi_slopes, 1);  // and no slopes
+  BAD_FIELD(options.num_sink_logits, -1);
   BAD_FIELD(options.target, 77);
   BAD_FIELD(options.num_rows, -5);
   BAD_FIELD(options.first_row, 3);
@@ -294,6 +299,25 @@ void hostile_attention(void) {
   BAD_FIELD(workspace, NULL);
   BAD_FIELD(executor, &no_threads);
 #undef BAD_FIELD
+  static const float slopes[2] = {0.5f, NAN};
+  a = good_attend();
+  a.options.window = a.options.chunk = 1;
+  BAD(attend(&a));
+  for (int n = 1; n <= 2; ++n) {  // the one head has a NaN; two heads are one too many
+    a = good_attend();
+    a.options.alibi_slopes = slopes + (n == 1);
+    a.options.num_alibi_slopes = n;
+    BAD(attend(&a));
+    a = good_attend();
+    a.options.sink_logits = slopes + (n == 1);
+    a.options.num_sink_logits = n;
+    BAD(attend(&a));
+  }
+  a = good_attend();
+  a.options.soft_cap = 1;
+  BAD(kvfolio_choose_attention_target(w.view, &a.options, NULL, E));
+  a.options.target = 77;
+  BAD(kvfolio_choose_attention_target(w.view, &a.options, &w.out.i32, E));
   kvfolio_thread_pool** const pool = &w.out.pool;
   BAD(kvfolio_thread_pool_create(0, pool, E));
   BAD(kvfolio_thread_pool_create(-1, pool, E));

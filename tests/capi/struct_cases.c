@@ -310,6 +310,8 @@ static void attend(const kvfolio_attention_options* options, const kvfolio_execu
                      out, &kRows, NULL, NULL, workspace, workspace_bytes, executor, &g_error);
   say(text, code, "%.9g %.9g", out[0], out[kDim - 1]);
 }
+static const float kSlopes[1] = {0.5f};
+static const float kLogits[1] = {-0.5f};
 static const kvfolio_attention_options kAttention = {.struct_size = sizeof kAttention,
                                                      .scale = 0.25,
                                                      .not_causal = 0,
@@ -318,7 +320,12 @@ static const kvfolio_attention_options kAttention = {.struct_size = sizeof kAtte
                                                      .target = KVFOLIO_TARGET_PORTABLE,
                                                      .slice = 1,
                                                      .num_rows = 1,
-                                                     .num_kv_heads = 1};
+                                                     .num_kv_heads = 1,
+                                                     .soft_cap = 2,
+                                                     .alibi_slopes = kSlopes,
+                                                     .sink_logits = kLogits,
+                                                     .num_alibi_slopes = 1,
+                                                     .num_sink_logits = 1};
 static void run_attention(void* given, char* text) { attend(given, NULL, text); }
 
 static void parallel_for(void* context, int32_t n, void (*task)(void* arg, int32_t index),
@@ -435,7 +442,7 @@ const StructCase kStructCases[] = {
     CASE(kvfolio_plan_options, kvfolio_plan, &kPlan, kInput, run_plan),
     CASE(kvfolio_rows, kvfolio_append_rows, &kRows, kInput, run_rows),
     CASE(kvfolio_gather_options, kvfolio_gather, &kGather, kInput, run_gather),
-    CASE(kvfolio_attention_options, kvfolio_attend, &kAttention, kInput, run_attention),
+    CASE(kvfolio_attention_options, kvfolio_attend, &kAttention, kPointersInput, run_attention),
     CASE(kvfolio_executor, kvfolio_attend, &kExecutor, kPointersInput, run_executor),
     CASE(kvfolio_token_store_options, kvfolio_token_store_create, &kStore, kInput, run_store),
     CASE(kvfolio_group_layout, kvfolio_plan_layouts, &kNothing, kOutput, give_layout),

@@ -20,6 +20,7 @@
 
 #include "cuda/attention/attend.h"
 #include "cuda/attention/kernels.cuh"
+#include "kvfolio/kernels.h"
 
 namespace kvfolio::cuda {
 namespace {
@@ -252,6 +253,61 @@ class Problem {
     return output;
   }
 
+  // What the reference of the CPU makes of the same memory and arguments.
+  [[nodiscard]] Output run_on_cpu() const {
+    Output output;
+    const AttentionCall same = call(output);
+    AttentionArgs args;
+    KVView& view = args.cache;
+    view.num_layers = 1;
+    view.num_blocks = cache_.num_blocks;
+    view.block_size = cache_.block_size;
+    view.num_kv_heads = cache_.num_heads;
+    view.head_dim_k = cache_.dim_k;
+    view.head_dim_v = cache_.dim_v;
+    view.dtype = dtype_of(cache_.element);
+    view.k = bytes_of(cache_.k);
+    view.v = bytes_of(cache_.v);
+    view.k_scale = bytes_of(cache_.k_scales);
+    view.v_scale = bytes_of(cache_.v_scales);
+    const auto strides = [](const Strides& s) { return KVStrides{0, s.block, s.head, s.token}; };
+    view.k_strides = strides(cache_.k_strides);
+    view.v_strides = strides(cache_.v_strides);
+    view.k_scale_strides = strides(cache_.k_scale_strides);
+    view.v_scale_strides = strides(cache_.v_scale_strides);
+    args.batch = {.query_start = start_,
+                  .kv_lens = lens_,
+                  .block_table = table_,
+                  .block_table_stride = stride_,
+                  .trim_sinks = trim_sinks_,
+                  .trim_first_kept = first_kept_};
+    const Mask& mask = c_.mask;
+    args.params = {.scale = same.scale,
+                   .causal = mask.causal != 0,
+                   .rule = {static_cast<AttentionKind>(mask.rule), mask.window, mask.num_sinks},
+                   .soft_cap = same.soft_cap};
+    if (c_.alibi) args.params.alibi_slopes = slopes_;
+    if (c_.sinks) args.params.sink_logits = logits_;
+    const std::int32_t q_heads = c_.heads * c_.group_size;
+    args.q = {bytes_of(q_.data()),
+              same.q_token_stride,
+              same.q_head_stride,
+              start_.back(),
+              q_heads,
+              c_.dim_k,
+              dtype_of(c_.q_element)};
+    args.out = contiguous_rows(output.out.data(), start_.back(), q_heads, c_.dim_v);
+    args.lse = contiguous_rows(output.lse.data(), start_.back(), q_heads, 1);
+    args.target = KernelTarget::kReference;
+    const std::int32_t longest = *std::max_element(lens_.begin(), lens_.end());
+    std::vector<std::byte> workspace(
+        index(*attention_workspace_bytes(view, q_heads, longest, args.target)));
+    args.workspace = workspace;
+    const Status status = kvfolio::attend(args);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return output;
+  }
+
   // Largest relative L2 error of the output against sums in f64, and of the log-sum-exp.
   struct Error {
     double out = 0.0;
@@ -286,6 +342,21 @@ class Problem {
   }
 
  private:
+  static DType dtype_of(Element element) {
+    switch (element) {
+      case Element::kF32:
+        return DType::kF32;
+      case Element::kF16:
+        return DType::kF16;
+      case Element::kBF16:
+        return DType::kBF16;
+      default:
+        return DType::kInt8;
+    }
+  }
+  static std::byte* bytes_of(const char* data) {
+    return reinterpret_cast<std::byte*>(const_cast<char*>(data));
+  }
   [[nodiscard]] double scale() const { return 1.0 / std::sqrt(static_cast<double>(c_.dim_k)); }
   char* q_at(int row, int head) {
     return q_.data() + static_cast<std::ptrdiff_t>(row * c_.heads * c_.group_size + head) *
@@ -596,6 +667,40 @@ TEST(CudaKernels, SoftCapSlopesAndLearnedSinksAreApplied) {
   c.alibi = c.sinks = true;
   c.sequences = {{1, 100, 40}};
   check(c);
+}
+
+// One meaning of the parameters: rule, soft cap, ALiBi and learned sinks, in this order.
+TEST(CudaKernels, AndTheReferenceOfTheCpuComputeTheSame) {
+  for (const Rule rule : {Rule::kFull, Rule::kSlidingWindow, Rule::kChunked})
+    for (const Element element : {Element::kBF16, Element::kInt8, Element::kF32})
+      for (const int causal : {1, 0}) {
+        Case c;
+        c.element = element;
+        if (element == Element::kF32) c.q_element = Element::kF32;
+        c.heads = 1;
+        c.mask = {rule, 50, 3, causal};
+        c.soft_cap = 3.0f;
+        c.alibi = c.sinks = true;
+        c.sequences = {{1, 1100, 1}, {2, 140, 33}, {3, 0, 0}, {4, 90, 2, 5, 80}, {5, 60, 2, 0, 60}};
+        SCOPED_TRACE(std::string(to_string(element)) + ", rule " +
+                     std::to_string(static_cast<int>(rule)) + (causal != 0 ? ", causal" : ""));
+        const Problem problem(c);
+        const Output want = problem.run_on_cpu();
+        const Output got = problem.run();
+        ASSERT_LE(problem.error_of(want).out, 2e-7);
+        double error = 0, size = 0;
+        for (std::size_t i = 0; i < want.out.size(); ++i) {
+          const double x = static_cast<double>(want.out[i]);
+          error += (static_cast<double>(got.out[i]) - x) * (static_cast<double>(got.out[i]) - x);
+          size += x * x;
+        }
+        EXPECT_LE(std::sqrt(error / size), bound(element));
+        for (std::size_t i = 0; i < want.lse.size(); ++i) {
+          if (got.lse[i] == want.lse[i]) continue;  // -inf
+          const float most = std::max(1.0f, std::fabs(want.lse[i]));
+          EXPECT_NEAR(got.lse[i], want.lse[i], 2 * bound(element) * static_cast<double>(most)) << i;
+        }
+      }
 }
 
 TEST(CudaKernels, NanAndInfinityBehindARowReachNothing) {

@@ -44,8 +44,11 @@ Status check_shapes(const DeviceAttention& call) {
       kernels::check_rows("q", call.q, {rows, call.q.num_heads, cache.head_dim_k}));
   KVFOLIO_RETURN_IF_ERROR(
       kernels::check_written_rows("out", call.out, {rows, call.q.num_heads, cache.head_dim_v}));
-  if (call.params.window < 0) {
-    return invalid(concat("window is ", call.params.window, ", allowed: at least 0"));
+  for (const std::size_t entries :
+       {call.params.alibi_slopes.size(), call.params.sink_logits.size()}) {
+    if (entries == 0 || std::cmp_equal(entries, call.q.num_heads)) continue;
+    return invalid(concat("params.alibi_slopes or sink_logits has ", entries, " entries, allowed: ",
+                          call.q.num_heads, ", one for each query head, or 0"));
   }
   const auto sequences = static_cast<std::int64_t>(call.batch.kv_lens.size());
   const std::int64_t entries = sequences * call.batch.block_table_stride;
@@ -99,12 +102,16 @@ CacheArgs cache_args_of(const KVView& view, std::int32_t layer) {
 }
 
 // A new field of AttentionParams changes what attend() means, so it has to be passed on here.
-static_assert(sizeof(AttentionParams) == 24);
+static_assert(sizeof(AttentionParams) == 64);
+// check_params() of cuda/attention refuses a rule that there is not.
 Mask mask_of(const AttentionParams& params) {
-  return {.rule = params.window > 0 ? Rule::kSlidingWindow : Rule::kFull,
-          .window = params.window,
-          .num_sinks = params.num_sinks,
+  return {.rule = static_cast<Rule>(params.rule.kind()),
+          .window = params.rule.window(),
+          .num_sinks = params.rule.num_sinks(),
           .causal = params.causal ? 1 : 0};
+}
+const float* data_of(std::span<const float> values) {
+  return values.empty() ? nullptr : values.data();
 }
 
 // Requires: check_shapes(call).ok().
@@ -130,6 +137,9 @@ AttentionCall attention_call(const DeviceAttention& call) {
                     call.batch.trim_first_kept};
   result.group_size = call.q.num_heads / call.cache.num_kv_heads;
   result.scale = call.params.scale;
+  result.soft_cap = call.params.soft_cap;
+  result.alibi_slopes = data_of(call.params.alibi_slopes);
+  result.sink_logits = data_of(call.params.sink_logits);
   result.mask = mask_of(call.params);
   return result;
 }
@@ -140,6 +150,8 @@ Status check_pointers(Kernels& kernels, const DeviceAttention& call, void* strea
       .device("q", call.q.data)
       .device("out", call.out.data)
       .device("lse", call.lse)
+      .device("alibi_slopes", data_of(call.params.alibi_slopes))
+      .device("sink_logits", data_of(call.params.sink_logits))
       .device("block_table", call.batch.block_table.data())
       .device("query_start", call.query_start)
       .device("kv_lens", call.kv_lens)

@@ -274,8 +274,7 @@ TEST(CudaAttend, RowsAreNearThoseOfTheCpuInEveryLayerOfAPlan) {
 TEST(CudaAttend, AWindowIsThatOfTheCpu) {
   FakeDriver fake;
   Twins twins(fake, DType::kF32, 24, DType::kF32);
-  twins.host.params.window = twins.call.params.window = 100;
-  twins.host.params.num_sinks = twins.call.params.num_sinks = 3;
+  twins.host.params.rule = twins.call.params.rule = GroupRule::of_window(100, 3);
   const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
   ASSERT_TRUE(plan) << plan.error().message();
   EXPECT_LT(twins.error_of_layer(1, *plan), 1e-5);
@@ -299,7 +298,7 @@ TEST(CudaAttend, APlanIsForCallsOfItsShapesOnly) {
   };
   EXPECT_EQ(said([](DeviceAttention&) {}), "ok");
   EXPECT_THAT(said([](DeviceAttention& call) { call.layer = 2; }), HasSubstr("layer"));
-  EXPECT_THAT(said([](DeviceAttention& call) { call.params.window = 5; }),
+  EXPECT_THAT(said([](DeviceAttention& call) { call.params.rule = GroupRule::of_window(5); }),
               HasSubstr("another than that of the plan"));
   EXPECT_THAT(said([](DeviceAttention& call) { call.cache.k_strides.block += 16; }),
               HasSubstr("other strides"));

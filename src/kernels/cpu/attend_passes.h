@@ -36,6 +36,27 @@ inline typename T::F exp2_poly(typename T::F x) {
   return T::scale(y, parts.whole);
 }
 
+// tanh(x) to 2e-7 of itself.
+template <class T>
+inline typename T::F tanh_poly(typename T::F x) {
+  using F = typename T::F;
+  // -|x|, but not where tanh is -1 anyway; a NaN stays.
+  const F size = T::max(x, T::sub(T::zero(), x));
+  const F n = T::max(T::broadcast(-10.0f), T::sub(T::zero(), size));
+  const F e = exp2_poly<T, 5>(T::mul(n, T::broadcast(2.0f * 1.44269504f)));
+  const F one = T::broadcast(1.0f);
+  const F far = T::div(T::sub(one, e), T::add(one, e));
+  // Near 0 that difference is all rounding: x + x^3 P(x^2) instead.
+  constexpr float kNear[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
+                             1.33314422036e-1f, -3.33332819422e-1f};
+  const F square = T::mul(n, n);
+  F y = T::broadcast(kNear[0]);
+  for (int i = 1; i < 5; ++i) y = T::fma(y, square, T::broadcast(kNear[i]));
+  const F near = T::fma(T::mul(y, square), x, x);
+  const F with_sign = T::if_greater(T::zero(), x, T::sub(T::zero(), far), far);
+  return T::if_greater(n, T::broadcast(-0.625f), near, with_sign);
+}
+
 // One row of `into` and of `part`, which holds positions that follow.
 template <class T>
 inline void merge_row(const State& into, const State& part, std::int32_t head_dim) {

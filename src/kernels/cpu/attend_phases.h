@@ -23,7 +23,8 @@ namespace kvfolio::kernels {
 namespace {
 
 // E is the element type; its Tail reads the last 8 dims of a row of V where a vector has more.
-template <class T, class E, class Tail, class Pack>
+// kBends: with a soft cap or ALiBi, an instance of its own.
+template <class T, class E, class Tail, class Pack, bool kBends>
 class Attend {
  public:
   Attend(const Item& item, const Scratch& scratch)
@@ -168,6 +169,7 @@ class Attend {
   static constexpr std::uint64_t kWhole = ~std::uint64_t{0};
 
   void take_tile(std::int32_t tile, std::int32_t next, std::int64_t first, std::int64_t last) {
+    if constexpr (kBends) tile_ = tile;
     const std::uint64_t first_mask = mask_of(first, tile);
     const std::uint64_t last_mask = first == last ? first_mask : mask_of(last, tile);
     if (first_mask == kWhole && last_mask == kWhole) {  // then those between see it whole too
@@ -296,6 +298,7 @@ class Attend {
   void take_block(std::int32_t row, const TileRows& rows, std::uint64_t mask) {
     if (mask == kWhole) {
       scores<R, 0>(row, rows);
+      if constexpr (kBends) bend<R>(row, 0, kSubtiles);
     } else {
       for (int s = 0; s < kSubtiles; ++s) {
         const auto bits = static_cast<std::uint32_t>(mask >> (16 * s)) & 0xffffu;
@@ -308,6 +311,7 @@ class Attend {
           continue;
         }
         score_subtiles<R, 0, 1>(row, s, rows);
+        if constexpr (kBends) bend<R>(row, s, 1);
         for (int r = 0; r < R && bits != 0xffffu; ++r) {
           float* at = s_.scores + r * kTile + s * kGranuleTokens;
           for (int p = 0; p < kGranuleTokens; p += T::kLanes) {
@@ -318,6 +322,39 @@ class Attend {
     }
     weigh<R>(row, rows);
     add_values<R>(row, rows, mask);
+  }
+
+  // Soft cap and ALiBi on `count` subtiles of scores from s on. What a row does not see is bent,
+  // too, and masked behind it.
+  template <int R>
+  void bend(std::int32_t row, int s, int count) {
+    static_assert(!E::kRoundsQueries);  // else a factor is still to come
+    constexpr float kLog2E = 1.44269504f;
+    const auto cap = static_cast<float>(item_.params.soft_cap * 1.4426950408889634074);
+    for (int r = 0; r < R; ++r) {
+      const std::int32_t of_head = (row + r) % item_.num_rows;
+      float slope = 0.0f;
+      if (item_.slopes != nullptr) {
+        const std::int32_t head = (row + r) / item_.num_rows;
+        slope = item_.slopes[head * item_.q_per_kv +
+                             (std::int64_t{item_.first_row} + of_head) % item_.q_per_kv] *
+                kLog2E;
+      }
+      const std::int64_t first = std::int64_t{tile_} * kTile - position_of(of_head);
+      const int end = (s + count) * kGranuleTokens;
+      for (int t = s * kGranuleTokens; t < end; t += T::kLanes) {
+        float* at = s_.scores + r * kTile + t;
+        F score = T::load(at);
+        if (cap > 0.0f)
+          score = T::mul(T::broadcast(cap), tanh_poly<T>(T::mul(score, T::broadcast(1.0f / cap))));
+        if (item_.slopes != nullptr) {
+          float distances[T::kLanes];
+          for (int i = 0; i < T::kLanes; ++i) distances[i] = static_cast<float>(first + t + i);
+          score = T::fma(T::load(distances), T::broadcast(slope), score);
+        }
+        T::store(at, score);
+      }
+    }
   }
 
   // All four subtiles, as many rows and subtiles at a time as registers allow.
@@ -479,11 +516,17 @@ class Attend {
   std::int64_t sums_stride_;
   TileAddresses<E, Pack> addresses_;
   float score_factor_ = 1.0f;
+  std::int32_t tile_ = 0;  // at hand, if kBends
 };
 
 template <class T, class E, class Tail, class Pack>
 void attend_item(const Item& item, const Scratch& scratch) noexcept {
-  Attend<T, E, Tail, Pack>(item, scratch).run();
+  Attend<T, E, Tail, Pack, false>(item, scratch).run();
+}
+
+template <class T, class E, class Tail, class Pack>
+void attend_bent_item(const Item& item, const Scratch& scratch) noexcept {
+  Attend<T, E, Tail, Pack, true>(item, scratch).run();
 }
 
 template <class T>

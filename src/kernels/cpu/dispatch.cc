@@ -89,16 +89,45 @@ Status not_taken(const KVView& cache, KernelTarget target) {
                             kMaxHeadDim, "; the reference takes any"));
 }
 
+// Requires: the target takes the cache.
+bool computes(const KVView& cache, const AttentionParams& params, KernelTarget target) noexcept {
+  if (target == KernelTarget::kReference || !bends_scores(params)) return true;
+  return attend_of(kernels_of(target), params, cache.dtype) != nullptr;
+}
+
+Status not_computed(const KVView& cache, const AttentionParams& params, KernelTarget target) {
+  std::string able;
+  for (const KernelTarget other : kernel_targets()) {
+    if (!computes(cache, params, other)) continue;
+    able += able.empty() ? "" : ", ";
+    able += to_string(other);
+  }
+  return unsupported(
+      concat("kernel target ", std::string_view(to_string(target)), " does not compute ",
+             params.soft_cap > 0.0 ? "a soft cap (params.soft_cap)" : "ALiBi (params.alibi_slopes)",
+             ", allowed on this machine: ", able));
+}
+
 // The target that was named, or why it cannot be.
-Result<KernelTarget> allowed(const KVView& cache, KernelTarget wanted) {
+Result<KernelTarget> allowed(const KVView& cache, const AttentionParams& params,
+                             KernelTarget wanted) {
   if (!runs_here(wanted)) {
     const std::string_view name = to_string(wanted);
     return Status{name == "invalid" ? ErrorCode::kInvalidArgument : ErrorCode::kUnsupported,
                   concat("target is ", static_cast<std::int32_t>(wanted), " (", name,
                          "), allowed on this machine: ", names(kernel_targets()))};
   }
-  if (wanted == KernelTarget::kReference || takes(cache)) return wanted;
-  return not_taken(cache, wanted);
+  if (wanted != KernelTarget::kReference && !takes(cache)) return not_taken(cache, wanted);
+  if (!computes(cache, params, wanted)) return not_computed(cache, params, wanted);
+  return wanted;
+}
+
+// The fastest that computes the call.
+KernelTarget fastest(const KVView& cache, const AttentionParams& params) noexcept {
+  std::span<const KernelTarget> targets = kernel_targets();
+  if (!takes(cache)) return KernelTarget::kReference;
+  while (!computes(cache, params, targets.back())) targets = targets.first(targets.size() - 1);
+  return targets.back();
 }
 
 }  // namespace
@@ -163,19 +192,26 @@ std::span<const KernelTarget> kernel_targets() noexcept {
 }
 
 Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget wanted) {
+  return choose_kernel_target(cache, AttentionParams{}, wanted);
+}
+
+Result<KernelTarget> choose_kernel_target(const KVView& cache, const AttentionParams& params,
+                                          KernelTarget wanted) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_memory(cache));
-  if (wanted != KernelTarget::kAuto) return kernels::allowed(cache, wanted);
+  if (wanted != KernelTarget::kAuto) return kernels::allowed(cache, params, wanted);
   const std::string_view name = kernels::environment();
   if (!name.empty()) {
     Result<KernelTarget> named = parse_kernel_target(name);
-    if (named && *named != KernelTarget::kAuto) named = kernels::allowed(cache, *named);
+    if (named && *named != KernelTarget::kAuto) {
+      named = kernels::allowed(cache, params, *named);
+    }
     if (!named) {
       return Status(named.error().code(),
                     text::concat("KVFOLIO_KERNEL: ", named.error().message()));
     }
     if (*named != KernelTarget::kAuto) return *named;
   }
-  return kernels::takes(cache) ? kernel_targets().back() : KernelTarget::kReference;
+  return kernels::fastest(cache, params);
 }
 
 }  // namespace kvfolio

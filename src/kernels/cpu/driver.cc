@@ -19,6 +19,7 @@
 #include <new>
 
 #include "kernels/check.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/rows.h"
 #include "kvfolio/executor.h"
 
@@ -119,11 +120,6 @@ std::int64_t cut_shared(std::byte* base, const KVView& cache, const Room& room, 
   return cutter.used();
 }
 
-AttendFn attend_of(const TargetKernels& kernels, DType cache) {
-  const DType computed = cache == DType::kE4M3 ? DType::kF32 : cache;
-  return kernels.attend[static_cast<std::size_t>(computed)];
-}
-
 HeadRows head_rows(const Plane& plane, const std::byte* scales, const KVStrides& scale_strides,
                    std::int32_t layer, std::int32_t head) {
   HeadRows rows;
@@ -139,6 +135,32 @@ HeadRows head_rows(const Plane& plane, const std::byte* scales, const KVStrides&
   }
   rows.head_dim = plane.head_dim;
   return rows;
+}
+
+// What a row's sums are divided by, and its logarithm.
+struct RowEnd {
+  float total = 0.0f;
+  double lse = -std::numeric_limits<double>::infinity();
+};
+
+// total: sum of 2^(score - maximum).
+RowEnd end_of(float total, float maximum) {
+  constexpr double kLn2 = 0.6931471805599453094;
+  if (total == 0.0f) return {};
+  return {total, maximum * kLn2 + std::log(double{total})};
+}
+
+// One more term of the total, which has no value. -inf: none.
+void add_sink(RowEnd& end, double logit) {
+  if (logit == -std::numeric_limits<double>::infinity()) return;
+  if (end.total == 0.0f) {  // the row read no token
+    end.lse = logit;
+    return;
+  }
+  const double share = std::exp(logit - end.lse);  // over that of all other terms
+  constexpr double kMost = std::numeric_limits<float>::max();
+  end.total = static_cast<float>(std::min(end.total * (1.0 + share), kMost));
+  end.lse = std::max(end.lse, logit) + std::log1p(std::exp(-std::abs(logit - end.lse)));
 }
 
 // Up to kItemRows rows of one sequence, for every head of the slice. Its heads are taken
@@ -165,7 +187,7 @@ class Call {
   Call(const AttentionArgs& args, const TargetKernels& kernels)
       : args_(args),
         kernels_(kernels),
-        attend_(attend_of(kernels, args.cache.dtype)),
+        attend_(attend_of(kernels, args.params, args.cache.dtype)),
         q_per_kv_(args.q.num_heads / args.cache.num_kv_heads),
         rows_per_item_(q_per_kv_ <= kItemRows ? kItemRows / q_per_kv_ * q_per_kv_ : kItemRows),
         k_(k_plane(args.cache, args.layer)),
@@ -334,6 +356,9 @@ class Call {
     item.end_position = item.kv_len;
     item.params = args_.params;
     item.trim = trim_of(batch, row_batch.sequence);
+    if (!args_.params.alibi_slopes.empty()) {
+      item.slopes = args_.params.alibi_slopes.data() + std::int64_t{kv_head} * q_per_kv_;
+    }
     item.q = args_.q.at(row_batch.first_query, kv_head * q_per_kv_);
     item.q_token_stride = args_.q.token_stride;
     item.q_head_stride = args_.q.head_stride;
@@ -404,14 +429,15 @@ class Call {
       const auto query = static_cast<std::int32_t>(row_batch.first_query + r / q_per_kv_);
       const std::int32_t head =
           (kv_head + i / row_batch.num_rows) * q_per_kv_ + static_cast<std::int32_t>(r % q_per_kv_);
-      const float total = scratch.total.totals[i];
-      kernels_.finish(scratch.total.sums + i * scratch.total.sums_stride, total, row, v_.head_dim);
+      RowEnd end = end_of(scratch.total.totals[i], scratch.total.maxima[i]);
+      if (!args_.params.sink_logits.empty()) {
+        add_sink(end, args_.params.sink_logits[static_cast<std::size_t>(head)]);
+      }
+      kernels_.finish(scratch.total.sums + i * scratch.total.sums_stride, end.total, row,
+                      v_.head_dim);
       store_out(reinterpret_cast<const std::byte*>(row), args_.out.at(query, head), v_.head_dim);
       if (store_lse == nullptr) continue;
-      constexpr double kLn2 = 0.6931471805599453094;
-      const double lse = total == 0.0f ? -std::numeric_limits<double>::infinity()
-                                       : scratch.total.maxima[i] * kLn2 + std::log(double{total});
-      store_lse(reinterpret_cast<const std::byte*>(&lse), args_.lse.at(query, head), 1);
+      store_lse(reinterpret_cast<const std::byte*>(&end.lse), args_.lse.at(query, head), 1);
     }
   }
 
@@ -444,7 +470,7 @@ Checked cpu_workspace_bytes(const KVView& cache, std::int32_t max_kv_len,
 void cpu_attend(const AttentionArgs& args, const TargetKernels& kernels) noexcept {
   KVFOLIO_DCHECK(check_view(args.cache).ok() && check_layer(args.cache, args.layer).ok());
   KVFOLIO_DCHECK(args.slice.num_rows >= 0 && args.slice.num_kv_heads >= 0);
-  KVFOLIO_DCHECK(attend_of(kernels, args.cache.dtype) != nullptr);
+  KVFOLIO_DCHECK(attend_of(kernels, args.params, args.cache.dtype) != nullptr);
   Call(args, kernels).run();
 }
 

@@ -84,15 +84,21 @@ enum Parameter {
   kDimV,
   kQuery,
   kMask,
+  kBend,
   kLengths,
   kBatch,
   kThreads,
   kSharing,
   kNumParameters
 };
-constexpr std::array<int, kNumParameters> kNumValues = {5, 3, 9, 3, 14, 7, 7, 3, 7, 7, 4, 3, 3};
+constexpr std::array<int, kNumParameters> kNumValues = {5, 3, 9, 3, 14, 7, 7, 3, 9, 5, 7, 4, 3, 3};
 using Choice = std::array<int, kNumParameters>;
 constexpr int kNotCausal = 1;  // a value of kMask
+// Values of kBend.
+constexpr int kOnlySinks = 1;
+constexpr int kOnlyCap = 2;
+constexpr int kOnlyAlibi = 3;
+constexpr int kAllBends = 4;
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3};
 constexpr Format kForms[] = {Format::kGranule, Format::kHnd, Format::kNhd};
@@ -157,7 +163,10 @@ struct Case {
   int dim_k = 64;
   int dim_v = 64;
   DType query = DType::kF32;
-  AttentionParams params;
+  AttentionParams params;      // but what the next two say
+  std::vector<float> slopes;   // of ALiBi, by query head
+  std::vector<float> logits;   // of learned sinks
+  double largest_score = 0.0;  // that ALiBi makes where rows see nothing beside it
   std::vector<Sequence> sequences;
   int threads = 1;
   int sharing = 0;  // 1: leading blocks of all sequences are one; 2: the table has garbage behind
@@ -180,10 +189,12 @@ std::string name(const Case& c) {
                      std::to_string(c.block_size) + " heads " + std::to_string(c.heads) + " G " +
                      std::to_string(c.q_per_kv) + " dims " + std::to_string(c.dim_k) + "/" +
                      std::to_string(c.dim_v) + " q " + to_string(c.query) + " causal " +
-                     std::to_string(c.params.causal) + " window " +
-                     std::to_string(c.params.window) + " sinks " +
-                     std::to_string(c.params.num_sinks) + " threads " + std::to_string(c.threads) +
-                     " seed " + std::to_string(c.seed) + " sequences";
+                     std::to_string(c.params.causal) + " rule " + to_string(c.params.rule.kind()) +
+                     " " + std::to_string(c.params.rule.window()) + " sinks " +
+                     std::to_string(c.params.rule.num_sinks()) + " cap " +
+                     std::to_string(c.params.soft_cap) + (c.slopes.empty() ? "" : " ALiBi") +
+                     (c.logits.empty() ? "" : " learned sinks") + " threads " +
+                     std::to_string(c.threads) + " seed " + std::to_string(c.seed) + " sequences";
   for (const Sequence& s : c.sequences) {
     text += " " + std::to_string(s.kv_len) + ":" + std::to_string(s.queries);
     if (s.trim_first_kept > 0) {
@@ -191,6 +202,36 @@ std::string name(const Case& c) {
     }
   }
   return text;
+}
+
+// Soft caps, slopes and sinks, in any mixture.
+void bend_case(Case& c, int bend, Random& random) {
+  const int q_heads = c.heads * c.q_per_kv;
+  std::uniform_real_distribution<float> one(-1.0f, 1.0f);
+  if (bend == kOnlyCap || bend == kAllBends) {
+    constexpr double kCaps[] = {0.3, 1, 5, 30, 50, 1e9};
+    c.params.soft_cap = kCaps[draw(random, 0, 5)];
+  }
+  if (bend == kOnlyAlibi || bend == kAllBends) {
+    bool trimmed = false;
+    for (const Sequence& s : c.sequences) trimmed |= s.trim_first_kept > 0;
+    // A row that sees the tokens beside it has small scores among those that count. Others have
+    // what their slopes make, and f32 rounds that.
+    const bool steep = c.params.causal && !trimmed && draw(random, 0, 1) == 0;
+    constexpr float kMost = 16.0f;
+    if (!steep) c.largest_score = double{kMost};
+    for (int h = 0; h < q_heads; ++h) {
+      c.slopes.push_back(
+          steep ? std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(q_heads))
+                : one(random) * kMost / static_cast<float>(c.longest() + 200));
+    }
+  }
+  if (bend == kOnlySinks || bend == kAllBends) {
+    for (int h = 0; h < q_heads; ++h) {
+      c.logits.push_back(draw(random, 0, 5) == 0 ? -std::numeric_limits<float>::infinity()
+                                                 : 4.0f * one(random));
+    }
+  }
 }
 
 Case make_case(const Choice& choice, std::uint64_t seed) {
@@ -235,29 +276,38 @@ Case make_case(const Choice& choice, std::uint64_t seed) {
       c.params.causal = false;
       break;
     case 2:
-      c.params.window = draw(random, 1, 200);
+      c.params.rule = GroupRule::of_window(draw(random, 1, 200));
       break;
-    case 3:
-      c.params.window = draw(random, 1, 700);
-      c.params.num_sinks = draw(random, 0, 130);
+    case 3: {
+      const int window = draw(random, 1, 700);
+      c.params.rule = GroupRule::of_window(window, draw(random, 0, 130));
       break;
+    }
     case 4:  // trimmed, StreamingLLM
       for (Sequence& s : c.sequences) {
         s.trim_sinks = draw(random, 0, 80);
         s.trim_first_kept = draw(random, 0, s.kv_len);
       }
       break;
+    case 6:
+      c.params.rule = GroupRule::of_chunk(draw(random, 1, 1500));
+      break;
     case 5:
-      c.params.window = draw(random, 1, 90);
-      c.params.num_sinks = draw(random, 0, 40);
+    case 7: {
+      const int window = draw(random, 1, 90);
+      const int sinks = draw(random, 0, 40);
+      c.params.rule = choice[kMask] == 5 ? GroupRule::of_window(window, sinks)
+                                         : GroupRule::of_chunk(3 * window, sinks);
       for (Sequence& s : c.sequences) {
         s.trim_sinks = draw(random, 0, 50);
         s.trim_first_kept = draw(random, 0, s.kv_len);
       }
       break;
+    }
     default:
       break;
   }
+  bend_case(c, choice[kBend], random);
   constexpr int kThreadCounts[] = {1, 2, 5};
   c.threads = kThreadCounts[at(kThreads)];
   c.sharing = choice[kSharing];
@@ -623,6 +673,8 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
                 .trim_sinks = sinks,
                 .trim_first_kept = kept};
   args.params = c.params;
+  args.params.alibi_slopes = c.slopes;
+  args.params.sink_logits = c.logits;
   const std::int64_t element = dtype_bytes(c.query);
   args.q = {
       typed.data(), q_heads * c.dim_k * element, c.dim_k * element, num_queries, q_heads, c.dim_k,
@@ -709,23 +761,34 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
       for (int r = 0; r < s.queries; ++r) {
         const int position = s.kv_len - s.queries + r;
         for (int g = 0; g < c.q_per_kv; ++g) {
-          const auto row = index((first + r) * q_heads + h * c.q_per_kv + g);
+          const auto q_head = static_cast<std::size_t>(h * c.q_per_kv + g);
+          const auto row = index((first + r) * q_heads) + q_head;
           const float* const query = &queries[row * static_cast<std::size_t>(c.dim_k)];
           const std::vector<double> q(query, query + c.dim_k);
           scores.clear();
           double most = -std::numeric_limits<double>::infinity();
           for (int p = 0; p < s.kv_len; ++p) {
             if (c.params.causal && p > position) continue;
-            if (c.params.window > 0 && p <= position - c.params.window && p >= c.params.num_sinks) {
-              continue;
-            }
+            const GroupRule& rule = c.params.rule;
+            const bool behind =
+                (rule.kind() == AttentionKind::kSlidingWindow && p <= position - rule.window()) ||
+                (rule.kind() == AttentionKind::kChunked &&
+                 p < position / rule.window() * rule.window());
+            if (behind && p >= rule.num_sinks()) continue;
             if (p >= s.trim_sinks && p < s.trim_first_kept) continue;
-            const double score = c.params.scale * dot(q.data(), &k[index(p * c.dim_k)], c.dim_k);
+            double score = c.params.scale * dot(q.data(), &k[index(p * c.dim_k)], c.dim_k);
+            if (c.params.soft_cap > 0) {
+              score = c.params.soft_cap * std::tanh(score / c.params.soft_cap);
+            }
+            if (!c.slopes.empty()) score += double{c.slopes[q_head]} * (p - position);
             most = std::max(most, score);
             scores.emplace_back(p, score);
           }
-          if (scores.empty()) continue;
-          double total = 0;
+          const double logit = c.logits.empty() ? -std::numeric_limits<double>::infinity()
+                                                : double{c.logits[q_head]};
+          most = std::max(most, logit);
+          if (std::isinf(most)) continue;
+          double total = std::exp(logit - most);
           double* out = &result.out[row * static_cast<std::size_t>(c.dim_v)];
           for (const auto& [p, score] : scores) {
             const double weight = std::exp(score - most);
@@ -745,13 +808,15 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
 
 // Relative L2 errors that kernels.md allows, against what the cache holds.
 double bound(const Case& c, KernelTarget target) {
+  // Scores in base 2 that ALiBi moves are known to half a unit of their last place.
+  const double large = c.largest_score * 1.4427 * 0x1p-23;
   switch (c.type) {
     case DType::kBF16:
-      return target == KernelTarget::kAvx512Bf16 ? 5e-3 : 2e-6;
+      return target == KernelTarget::kAvx512Bf16 ? 5e-3 : 2e-6 + large;
     case DType::kInt8:  // a row of 8 elements has little to average its error over
       return std::min(c.dim_k, c.dim_v) == 8 ? 3e-2 : 1.5e-2;
     default:
-      return 2e-6;
+      return 2e-6 + large;
   }
 }
 
@@ -810,6 +875,14 @@ void check(const Case& c, const std::vector<Computer>& computers, Pools& pools, 
   Random random(c.seed + 9);
   for (const Computer& by : computers) {
     SCOPED_TRACE(name(c) + ", target " + by.name());
+    AttentionParams params = c.params;
+    params.alibi_slopes = c.slopes;
+    if (!choose_kernel_target(memory.view(), params, by.target)) {
+      Output none;
+      const Status refused = run(c, memory, queries, whole(c), by, nullptr, none);
+      ASSERT_EQ(refused.code(), ErrorCode::kUnsupported);
+      continue;
+    }
     Output& got = all.emplace_back();
     const Status status = run(c, memory, queries, whole(c), by, pools.of(c.threads), got);
     ASSERT_TRUE(status.ok()) << status.message();
@@ -845,7 +918,9 @@ void check(const Case& c, const std::vector<Computer>& computers, Pools& pools, 
     int first = 0;
     for (int i = 0; i < static_cast<int>(c.sequences.size()); ++i) {
       const int n = c.sequences[static_cast<std::size_t>(i)].queries;
-      for (int some = 0; some < std::min(n, 2); ++some) {
+      // ALiBi asks for positions of those that are not causal, too.
+      const bool alone_differs = !c.params.causal && !c.slopes.empty();
+      for (int some = 0; some < std::min(alone_differs ? 0 : n, 2); ++some) {
         const int begin = draw(random, 0, n - 1);
         const int count = draw(random, 1, std::min(n - begin, 9));
         Output alone;
@@ -902,7 +977,9 @@ TEST(ModelledTargets, AreWithinTheirBoundsAndHaveTheBitsOfTheTargetsThatRun) {
   Worst worst;
   for (std::int64_t i = 0; i < cases; ++i) {
     Random random(static_cast<std::uint64_t>(i) + 77);
-    const Case c = make_case(pairwise.next(random), static_cast<std::uint64_t>(i) + 77);
+    Choice choice = pairwise.next(random);
+    choice[kBend] = std::min(choice[kBend], kOnlySinks);  // what all of them compute
+    const Case c = make_case(choice, static_cast<std::uint64_t>(i) + 77);
     std::vector<Output> all;
     check(c, computers, pools, worst, all);
     if (HasFatalFailure()) return;

@@ -67,6 +67,8 @@ struct Item {
   std::int32_t end_position = 0;
   AttentionParams params;
   Trim trim;
+  // ALiBi: of the query heads from the item's first one on; null: none.
+  const float* slopes = nullptr;
   // Query row r of head h lies at
   // q + (r / q_per_kv) * q_token_stride + (h * q_per_kv + r % q_per_kv) * q_head_stride.
   const std::byte* q = nullptr;
@@ -114,6 +116,8 @@ using FinishFn = void (*)(const float* sums, float total, float* dst,
 
 struct TargetKernels {
   AttendFn attend[5];  // by DType; null where the target does not take the type; e4m3 is f32's
+  // The same for calls whose scores are bent, by a soft cap or ALiBi; null where it has none.
+  AttendFn bent[5] = {};
   MergeFn merge;
   FinishFn finish;
 };

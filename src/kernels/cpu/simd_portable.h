@@ -55,6 +55,7 @@ struct Vector4 {
   }
   // A NaN in b is kept.
   static F max(F a, F b) { return a > b ? a : b; }
+  static F if_greater(F a, F b, F x, F other) { return a > b ? x : other; }
   static bool any_greater(F a, F b) { return any(a > b); }
   static bool any_nan(F a) { return any(a != a); }  // NOLINT(misc-redundant-expression)
   static float largest(F x) {

@@ -1205,7 +1205,12 @@ pub struct kvfolio_attention_options {
     pub num_rows: i32,
     pub first_kv_head: i32,
     pub num_kv_heads: i32,
-    pub reserved: i32,
+    pub chunk: i32,
+    pub soft_cap: f64,
+    pub alibi_slopes: *const f32,
+    pub sink_logits: *const f32,
+    pub num_alibi_slopes: i32,
+    pub num_sink_logits: i32,
 }
 
 impl kvfolio_attention_options {
@@ -1224,7 +1229,12 @@ impl kvfolio_attention_options {
             num_rows: 0,
             first_kv_head: 0,
             num_kv_heads: 0,
-            reserved: 0,
+            chunk: 0,
+            soft_cap: 0.0,
+            alibi_slopes: std::ptr::null(),
+            sink_logits: std::ptr::null(),
+            num_alibi_slopes: 0,
+            num_sink_logits: 0,
         }
     }
 }
@@ -1402,6 +1412,7 @@ extern "C" {
     pub fn kvfolio_thread_pool_num_threads(pool: *const kvfolio_thread_pool) -> i32;
     pub fn kvfolio_thread_pool_executor(pool: *mut kvfolio_thread_pool, out: *mut kvfolio_executor, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_attention_options_of(group: *const kvfolio_group_spec, out: *mut kvfolio_attention_options, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_choose_attention_target(cache: *const kvfolio_view, options: *const kvfolio_attention_options, out: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_attention_workspace_bytes(cache: *const kvfolio_view, num_q_heads: i32, max_kv_len: i32, target: i32, num_threads: i32, out: *mut i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_attend(cache: *const kvfolio_view, options: *const kvfolio_attention_options, num_sequences: i32, query_start: *const i32, kv_lens: *const i32, block_table: *const i32, block_table_stride: i32, trim_sinks: *const i32, trim_first_kept: *const i32, q: *const c_void, q_rows: *const kvfolio_rows, out: *mut c_void, out_rows: *const kvfolio_rows, lse: *mut c_void, lse_rows: *const kvfolio_rows, workspace: *mut c_void, workspace_bytes: i64, executor: *const kvfolio_executor, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_merge_states(a_out: *const c_void, a_rows: *const kvfolio_rows, a_lse: *const c_void, a_lse_rows: *const kvfolio_rows, b_out: *const c_void, b_rows: *const kvfolio_rows, b_lse: *const c_void, b_lse_rows: *const kvfolio_rows, out: *mut c_void, out_rows: *const kvfolio_rows, lse: *mut c_void, lse_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;

@@ -166,7 +166,7 @@ impl std::str::FromStr for Target {
 /// Options of [`View::attend`]: `AttentionParams` and `AttentionSlice` in `kernels.h`. All but the
 /// window and sinks of a group may stay 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct AttentionOptions {
+pub struct AttentionOptions<'a> {
     /// A layer of the view.
     pub layer: i32,
     /// 0: `1 / sqrt(head_dim_k)`.
@@ -175,8 +175,17 @@ pub struct AttentionOptions {
     pub not_causal: bool,
     /// Tokens that a query reads, itself included; 0: no window.
     pub window: i32,
-    /// With a window: the first tokens of the sequence, which stay visible.
+    /// With a window or chunks: the first tokens of the sequence, which stay visible.
     pub num_sinks: i32,
+    /// Tokens of a chunk: a query reads its own chunk; 0: no chunks. Not with a window.
+    pub chunk: i32,
+    /// Scores become `soft_cap * tanh(score / soft_cap)`; 0: none.
+    pub soft_cap: f64,
+    /// ALiBi: a slope for each query head, times the key's position less that of the query. Empty:
+    /// none.
+    pub alibi_slopes: &'a [f32],
+    /// Learned sinks: a logit for each query head, a score without a value. Empty: none.
+    pub sink_logits: &'a [f32],
     /// Which implementation computes.
     pub target: Target,
     /// Only `num_rows` rows from `first_row` on and `num_kv_heads` heads from `first_kv_head` on; a
@@ -192,9 +201,9 @@ pub struct AttentionOptions {
     pub num_kv_heads: i32,
 }
 
-impl AttentionOptions {
+impl AttentionOptions<'_> {
     /// The options of a causal group: its window and sinks, and defaults.
-    pub fn of(group: &GroupSpec) -> Result<AttentionOptions> {
+    pub fn of(group: &GroupSpec) -> Result<AttentionOptions<'static>> {
         let mut c = AttentionOptions::default().to_c();
         let group = group.to_c();
         call(|error| unsafe { sys::kvfolio_attention_options_of(&group, &mut c, error) })?;
@@ -216,7 +225,12 @@ impl AttentionOptions {
             num_rows: self.num_rows,
             first_kv_head: self.first_kv_head,
             num_kv_heads: self.num_kv_heads,
-            reserved: 0,
+            chunk: self.chunk,
+            soft_cap: self.soft_cap,
+            alibi_slopes: self.alibi_slopes.as_ptr(),
+            sink_logits: self.sink_logits.as_ptr(),
+            num_alibi_slopes: count(self.alibi_slopes.len()),
+            num_sink_logits: count(self.sink_logits.len()),
         }
     }
 }
@@ -226,7 +240,7 @@ pub struct Attention<'a> {
     /// The sequences and their blocks.
     pub batch: Batch<'a>,
     /// Layer, scale, window and so on.
-    pub options: AttentionOptions,
+    pub options: AttentionOptions<'a>,
     /// `[query_start[n], q heads, head_dim_k]`.
     pub q: Rows<'a>,
     /// `[query_start[n], q heads, head_dim_v]`.
@@ -287,6 +301,23 @@ impl std::fmt::Debug for Attention<'_> {
 ///     executor: Some(&pool),
 /// })?;
 /// assert_eq!(out, [2.0, 3.0]); // the mean, since both scores are 0
+///
+/// // A chunk of one token; a learned sink with the same score takes half of the weight.
+/// let alone = AttentionOptions { chunk: 1, soft_cap: 30.0, alibi_slopes: &[0.5],
+///                                sink_logits: &[0.0], target, ..AttentionOptions::default() };
+/// assert_eq!(view.choose_attention_target(&alone)?, Target::Reference);
+/// let mut half = [0.0f32; 2];
+/// view.attend(Attention {
+///     batch: Batch { query_start: &[0, 1], kv_lens: &[2], block_table: &[3],
+///                    block_table_stride: 1, ..Batch::default() },
+///     options: alone,
+///     q: Rows::f32(&[0.0, 0.0], [1, 1, 2]),
+///     out: RowsMut::f32(&mut half, [1, 1, 2]),
+///     lse: None,
+///     workspace: &mut workspace,
+///     executor: None,
+/// })?;
+/// assert_eq!(half, [1.5, 2.0]);
 ///
 /// // Merged with what another call found in other tokens: here the same again.
 /// let state = |out, lse| State { out: Rows::f32(out, [1, 1, 2]), lse: Rows::f32(lse, [1, 1, 1]) };
@@ -362,6 +393,15 @@ impl View<'_> {
         let mut out = 0;
         call(|error| unsafe {
             sys::kvfolio_choose_target(self.raw(), wanted as i32, &mut out, error)
+        })?;
+        Target::known(out)
+    }
+
+    /// The target that computes a call with these options; `options.target` is the one wanted.
+    pub fn choose_attention_target(&self, options: &AttentionOptions) -> Result<Target> {
+        let (c, mut out) = (options.to_c(), 0);
+        call(|error| unsafe {
+            sys::kvfolio_choose_attention_target(self.raw(), &c, &mut out, error)
         })?;
         Target::known(out)
     }

@@ -250,6 +250,23 @@ fn batches_of_wrong_sizes_are_refused() -> Result<()> {
         });
         assert!(answer.is_err(), "{batch:?}");
     }
+    for options in [
+        AttentionOptions { alibi_slopes: &[0.5, 0.25], ..AttentionOptions::default() },
+        AttentionOptions { sink_logits: &[f32::NAN], ..AttentionOptions::default() },
+        AttentionOptions { window: 1, chunk: 1, ..AttentionOptions::default() },
+    ] {
+        let (mut out, mut workspace) = ([0f32; 4], vec![0; 1 << 16]);
+        let answer = view.attend(Attention {
+            batch: good,
+            options,
+            q: Rows::f32(&[0.0; 4], [1, 1, 4]),
+            out: RowsMut::f32(&mut out, [1, 1, 4]),
+            lse: None,
+            workspace: &mut workspace,
+            executor: None,
+        });
+        assert!(answer.is_err(), "{options:?}");
+    }
     Ok(())
 }
 

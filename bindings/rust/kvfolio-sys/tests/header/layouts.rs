@@ -34,7 +34,7 @@ layouts! {
     kvfolio_rows: struct_size dtype num_tokens num_heads head_dim reserved token_stride head_stride;
     kvfolio_gather_options: struct_size length first count first_layer num_layers first_head reserved k_layer_stride v_layer_stride;
     kvfolio_executor: struct_size num_threads context parallel_for;
-    kvfolio_attention_options: struct_size layer scale not_causal window num_sinks target slice first_row num_rows first_kv_head num_kv_heads reserved;
+    kvfolio_attention_options: struct_size layer scale not_causal window num_sinks target slice first_row num_rows first_kv_head num_kv_heads chunk soft_cap alibi_slopes sink_logits num_alibi_slopes num_sink_logits;
     kvfolio_token_store_options: struct_size head_dim_k head_dim_v num_kv_heads dtype block_size max_tokens;
 }
 
