@@ -98,7 +98,7 @@ function(kvfolio_add_test name)
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
 endfunction()
 
-#   kvfolio_add_pytest(<name> FILE test_x.py [ARGS ...] [LABELS ...] [TIMEOUT seconds])
+#   kvfolio_add_pytest(<name> FILE test_x.py ... [ARGS ...] [LABELS ...] [TIMEOUT seconds])
 #
 # Adds one ctest entry that runs pytest over FILE; scripts/totals counts its cases. The tests find
 # the command in $KVFOLIO and the repository in $KVFOLIO_SOURCE_DIR. NumPy gets one thread: several
@@ -124,7 +124,10 @@ function(kvfolio_add_pytest name)
   if(NOT KVFOLIO_BUILD_TESTS OR NOT KVFOLIO_PYTHON)
     return()
   endif()
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "FILE;TIMEOUT" "ARGS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "FILE;ARGS;LABELS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "kvfolio_add_pytest(${name}): what is ${arg_UNPARSED_ARGUMENTS}?")
+  endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 600)
   endif()

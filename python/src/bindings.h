@@ -161,6 +161,7 @@ struct ManagerState {
   const IdTag tag;
   KVCacheManager manager;
   Ticket open{};                          // the open step; changes inside of call() only
+  bool has_offload = false;               // one of kvfolio_tiers stands over it; under the GIL
   std::vector<nb::ndarray<nb::ro>> lent;  // arrays that the storage lies in
   std::vector<std::pair<Ticket, std::shared_ptr<Lease>>> leases;
 

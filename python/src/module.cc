@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "bindings.h"
+#include "bridge.h"
 #include "kvfolio/version.h"
 
 NB_MODULE(_core, m) {
@@ -9,6 +10,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   m.doc() = "The compiled part of kvfolio.";
   m.def("version", &kvfolio::version, "Of the library in this extension.");
+  m.def("_interface_id", &python::interface_id);
   python::add_spec(m);
   python::add_records(m);
   python::add_storage(m);

@@ -3,11 +3,16 @@
 
 // OpenOptions with the memory that they point into.
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "bindings.h"
 
 namespace kvfolio::python {
+
+Publish parse_publish(const char* word);
+std::optional<std::uint64_t> caller_id_of(nb::handle object);  // an int or None
 
 class HeldOptions {
  public:

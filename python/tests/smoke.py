@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forty lines over an installed wheel, with nothing but NumPy: scripts/wheel runs it."""
+"""Sixty lines over installed wheels, with nothing but NumPy: scripts/wheel runs it. --tiers: kvfolio-tiers is there."""
 
 import sys
+import tempfile
 
 import numpy as np
 
@@ -42,4 +43,33 @@ try:
 except kv.OutOfBlocks as error:
     assert error.needed == 50 and error.free + error.evictable == 32
 m.check_invariants()
+if "--tiers" not in sys.argv:
+    try:
+        import kvfolio.tiers
+        raise SystemExit("kvfolio.tiers is there without its package")
+    except ModuleNotFoundError as error:
+        assert f"pip install kvfolio-tiers=={kv.__version__}" in str(error)
+else:
+    from kvfolio import tiers
+
+    model = tiers.ModelIdentity(model="m", weights="w", tokenizer="t", model_dtype="f32", positions="p", engine="e")
+    with tempfile.TemporaryDirectory() as folder:
+        tiers.save(m, f"{folder}/cache.kv", model)
+        for found in (0, 28):
+            other = kv.Manager(kv.Storage([spec]), list_findable=True)
+            with tiers.DiskTier(f"{folder}/disk", bytes=8 << 20) as disk, \
+                    tiers.Offload(other, model, arena_bytes=1 << 20, tiers=[disk]) as cache:
+                opened = cache.open(prompt)
+                ready = cache.wait(5)
+                assert [each.cached_tokens for each in ready] == [found], ready
+                with other.step() as step:
+                    step.append(opened.sequence, prompt[found:])
+                    step.run_copies()
+        other = kv.Manager(kv.Storage([spec]))
+        assert tiers.restore(other, f"{folder}/cache.kv", model).records_loaded == 8
+        assert other.probe(prompt) == 29
+    with open("/proc/self/maps") as maps:
+        mapped = {line.split()[-1] for line in maps if "libkvfolio" in line}
+    assert len(mapped) == 2, mapped  # one core, one library of tiers
+    print("kvfolio.tiers: fine")
 print(f"kvfolio {kv.__version__} on Python {sys.version.split()[0]}, NumPy {np.__version__}: fine")

@@ -14,12 +14,13 @@ import pytest
 import kvfolio as kv
 
 PACKAGE = pathlib.Path(kv.__file__).parent
-MODULES = ["kvfolio", "kvfolio._types", "kvfolio._capacity", "kvfolio._block_map"]
+MODULES = ["kvfolio", "kvfolio._types", "kvfolio._capacity", "kvfolio._block_map", "kvfolio_tiers",
+           "kvfolio_tiers._types"]
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_run(name):
-    result = doctest.testmod(importlib.import_module(name))
+def test_examples_in_docstrings_run(name, tmp_path):
+    result = doctest.testmod(importlib.import_module(name), extraglobs={"directory": tmp_path / "disk"})
     assert result.attempted > 0 and result.failed == 0
 
 
@@ -34,10 +35,21 @@ def test_every_name_is_there_and_said():
     assert kv.__version__ == ".".join(version[:3])
 
 
-def test_every_public_call_has_a_stub():
-    stub = (PACKAGE / "_core.pyi").read_text()
-    core = importlib.import_module("kvfolio._core")
-    for name, value in vars(core).items():
+def test_every_name_of_tiers_is_there_and_said():
+    tiers = importlib.import_module("kvfolio.tiers")
+    for name in tiers.__all__:
+        assert getattr(tiers, name).__doc__, name
+    types_ = importlib.import_module("kvfolio_tiers._types")
+    missing = {name for name, value in vars(types_).items()
+               if isinstance(value, type) and value.__module__ == types_.__name__} - set(tiers.__all__)
+    assert not missing
+
+
+@pytest.mark.parametrize("module", ["kvfolio._core", "kvfolio_tiers._tiers"])
+def test_every_public_call_has_a_stub(module):
+    package, _, extension = module.partition(".")
+    stub = (PACKAGE.parent / package / f"{extension}.pyi").read_text()
+    for name, value in vars(importlib.import_module(module)).items():
         if name.startswith("_"):
             continue
         assert f"class {name}" in stub or f"def {name}(" in stub, name
@@ -58,6 +70,7 @@ def test_mypy_strict_passes(tmp_path):
     use.write_text('''
 import numpy as np
 import kvfolio as kv
+from kvfolio import tiers
 
 m = kv.Manager([kv.GroupSpec(head_dim=8, num_blocks=4)], order="unordered")
 sequence, cached = m.open(np.zeros(3, np.int32), root=kv.RootKey(tenant_salt=b"a"))
@@ -69,6 +82,16 @@ try:
     m.admit(sequence, 10**6)
 except kv.OutOfBlocks as error:
     print(error.needed + 1)
+
+model = tiers.ModelIdentity(model="m", weights="w", tokenizer="t", model_dtype="f32", positions="p", engine="e")
+with tiers.DiskTier("/x", bytes=2**20) as disk, tiers.Offload(m, model, arena_bytes=2**20, tiers=[disk]) as cache:
+    opened = cache.open([1, 2])
+    for ready in cache.wait(1.0):
+        print(ready.cached_tokens + opened.cached_tokens, ready.why == "loaded")
+    tickets: range = disk.submit("load", [bytes(72)], [np.zeros(3), bytearray(3)], timeout=0.5)
+    print({done.ticket: done.result for done in disk.wait(all=True)}, disk.stats().bytes + 1)
+    left: bool = bool(cache.drain(0.5))
+print(tiers.save(m, "x", model, sequences=[tiers.SnapshotSequence(sequence, [1])]).bytes + 1)
 ''')
     wrong = tmp_path / "wrong.py"
     wrong.write_text('''
@@ -76,18 +99,22 @@ import kvfolio as kv
 m = kv.Manager([], order="sideways")
 m.open("prompt")
 m.close(None)
+
+from kvfolio import tiers
+disk = tiers.DiskTier("/x")
+disk.submit("steal", [1])
 ''')
     command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental",
                f"--cache-dir={tmp_path}"]
     env = {"MYPYPATH": str(PACKAGE.parent)}
-    public = [str(path) for path in PACKAGE.glob("*.py*") if path.suffix in (".py", ".pyi")]
-    ran = subprocess.run([*command, str(use), str(PACKAGE / "_core.pyi"),
-                          *[p for p in public if not p.endswith("_core.pyi")]],
+    public = [str(path) for package in (PACKAGE, PACKAGE.parent / "kvfolio_tiers")
+              for path in package.glob("*.py*") if path.suffix in (".py", ".pyi")]
+    ran = subprocess.run([*command, str(use), *sorted(public, key=lambda path: not path.endswith(".pyi"))],
                          capture_output=True, text=True, env=env, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     ran = subprocess.run([*command, str(wrong)], capture_output=True, text=True, env=env,
                          timeout=300)
-    assert ran.stdout.count("error:") == 3, ran.stdout + ran.stderr
+    assert ran.stdout.count("error:") == 6, ran.stdout + ran.stderr
 
 
 def test_the_lines_of_the_docs_print_what_they_say():
@@ -99,6 +126,17 @@ def test_the_lines_of_the_docs_print_what_they_say():
     page = (root / "docs" / "languages.md").read_text()
     begin = page.index(mark) + len(mark)
     assert ran.stdout == page[begin:page.index("```", begin)]
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("tiers", "first run: 0 of 100 tokens found\nsecond run: 96 of 100 tokens found\n"),
+    ("tier_alone", "stored: 8, loaded: 8, equal: True\n"),
+])
+def test_the_lines_of_the_page_on_tiers_run(name, said, tmp_path):
+    example = pathlib.Path(__file__).parents[2] / f"examples/python/{name}.py"
+    ran = subprocess.run([sys.executable, str(example), str(tmp_path / "disk")], capture_output=True, text=True,
+                         timeout=60)
+    assert ran.returncode == 0 and ran.stdout == said, ran.stdout + ran.stderr
 
 
 def test_the_benchmark_of_a_step_runs():

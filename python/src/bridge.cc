@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "bridge.h"
+
+#include <cstring>
+
+#include "interface_id.h"
+#include "kvfolio/version.h"
+
+namespace kvfolio::python {
+namespace {
+
+#define KVFOLIO_TEXT_OF(x) #x
+#define KVFOLIO_TEXT(x) KVFOLIO_TEXT_OF(x)
+constexpr const char* kInterface = KVFOLIO_INTERFACE_ID
+    "-abi" KVFOLIO_TEXT(__GXX_ABI_VERSION) "-cxx11-" KVFOLIO_TEXT(_GLIBCXX_USE_CXX11_ABI);
+#undef KVFOLIO_TEXT
+#undef KVFOLIO_TEXT_OF
+// What the headers say, and not the library that was loaded.
+constexpr int kVersion = KVFOLIO_VERSION;
+std::string version_of_headers() {
+  return std::to_string(kVersion / 1000000) + "." + std::to_string(kVersion / 1000 % 1000) + "." +
+         std::to_string(kVersion % 1000);
+}
+
+// Empty, or what differs.
+std::string difference(const std::string& version, const std::string& interface) {
+  if (version == version_of_headers() && interface == kInterface) return "";
+  return "kvfolio is " + version + " (" + interface + ") and kvfolio_tiers is for " +
+         version_of_headers() + " (" + kInterface + "): install both of one version";
+}
+
+}  // namespace
+
+std::string interface_id() { return kInterface; }
+
+nb::capsule make_bridge(const std::shared_ptr<ManagerState>& manager) {
+  static const std::string version = version_of_headers();
+  return {new Bridge{version.c_str(), kInterface, manager}, Bridge::kName,
+          [](void* bridge) noexcept { delete static_cast<Bridge*>(bridge); }};
+}
+
+void check_core() {
+  const nb::object core = nb::module_::import_("kvfolio._core");
+  const bool says = nb::hasattr(core, "_interface_id");
+  const nb::object id = says ? core.attr("_interface_id")() : nb::str("of before there were tiers");
+  const std::string text =
+      difference(nb::cast<std::string>(core.attr("version")()), nb::cast<std::string>(id));
+  if (!text.empty()) throw nb::import_error(text.c_str());
+}
+
+std::shared_ptr<ManagerState> manager_of(nb::handle manager) {
+  if (!nb::hasattr(manager, "_bridge")) raise_wanted(manager, "manager", "a kvfolio.Manager");
+  const nb::object capsule = manager.attr("_bridge")();
+  const auto* bridge =
+      static_cast<const Bridge*>(PyCapsule_GetPointer(capsule.ptr(), Bridge::kName));
+  if (bridge == nullptr) throw nb::python_error();
+  const std::string text = difference(bridge->version, bridge->interface_id);
+  if (!text.empty()) raise(Status(ErrorCode::kFailedPrecondition, text));
+  return bridge->manager;
+}
+
+}  // namespace kvfolio::python

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How the extension of another wheel (kvfolio_tiers) gets at a manager of kvfolio._core. Both are
+// compiled from headers of one state and link the one libkvfolio.so.0 of the base wheel; that they
+// are is not believed: a capsule says the version and a digest of the headers, and what has
+// others is refused before anything of it is touched.
+
+#include <memory>
+#include <string>
+
+#include "bindings.h"
+
+namespace kvfolio::python {
+
+struct Bridge {
+  static constexpr const char* kName = "kvfolio.Manager";  // of the capsule
+
+  // These two come first in every version.
+  const char* version = nullptr;
+  const char* interface_id = nullptr;
+  std::shared_ptr<ManagerState> manager{};
+};
+
+// The digest of this extension's headers, and the binary interface of its compiler.
+std::string interface_id();
+// What Manager._bridge() gives.
+nb::capsule make_bridge(const std::shared_ptr<ManagerState>& manager);
+// ImportError with both versions if kvfolio._core is of another build than this extension.
+void check_core();
+// The state of a kvfolio.Manager. TypeError: another object. FailedPrecondition: of another build.
+std::shared_ptr<ManagerState> manager_of(nb::handle manager);
+
+}  // namespace kvfolio::python
