@@ -14,14 +14,15 @@ layouts! {
     kvfolio_strides: layer block head token;
     kvfolio_borrowed_layer: k v k_scale v_scale;
     kvfolio_borrowed_group: struct_size num_layers k k_bytes k_strides v v_bytes v_strides k_scale k_scale_bytes k_scale_strides v_scale v_scale_bytes v_scale_strides layers;
-    kvfolio_manager_options: struct_size max_sequences max_pins max_steps_in_flight order no_prefix_cache max_sequence_tokens max_runs max_index_tokens max_root_key_bytes max_table_entries hash_seed high_watermark max_root_keys max_media_extents victim_policy id_tag max_transfers list_findable copies_by_host reserved max_announced_tokens;
+    kvfolio_manager_options: struct_size max_sequences max_pins max_steps_in_flight order no_prefix_cache max_sequence_tokens max_runs max_index_tokens max_root_key_bytes max_table_entries hash_seed high_watermark max_root_keys max_media_extents victim_policy id_tag max_transfers list_findable copies_by_host null_block max_announced_tokens;
     kvfolio_media_span: struct_size begin end attends_to_itself content_id;
     kvfolio_open_options: struct_size no_prefix_cache no_look_up publish has_caller_id max_tokens caller_id priority late_names announce reserved;
     kvfolio_fork_options: struct_size has_caller_id caller_id priority reserved;
-    kvfolio_plan_options: struct_size pad_with_zero no_block_tables changed_entries flashinfer shared_prefixes positions caller_ids;
     kvfolio_i32s: data size;
+    kvfolio_i64s: data size;
+    kvfolio_plan_options: struct_size pad_with_zero no_block_tables changed_entries flashinfer shared_prefixes positions caller_ids table_stride padded_sequences padded_tokens memory memory_bytes int64_slots reserved;
     kvfolio_shared_prefix: first_sequence num_sequences num_blocks;
-    kvfolio_group_plan: struct_size block_table_stride slot_mapping block_table kv_indptr kv_indices kv_last_page_len copy_src copy_dst changed_rows changed_columns changed_blocks shared_prefixes num_shared_prefixes kv_first_live;
+    kvfolio_group_plan: struct_size block_table_stride slot_mapping block_table kv_indptr kv_indices kv_last_page_len copy_src copy_dst changed_rows changed_columns changed_blocks shared_prefixes num_shared_prefixes kv_first_live slot_mapping_64;
     kvfolio_step_plan: struct_size num_tokens ticket sequences num_sequences rows query_start kv_lens trim_sinks trim_first_kept positions rewinds caller_ids;
     kvfolio_ended: sequence caller_id has_caller_id reserved;
     kvfolio_load: struct_size reserved id begin end;
