@@ -65,6 +65,9 @@ type Options struct {
 	// With storage: the host runs the copies of each plan in stream order, as it must with several
 	// steps in flight. false: Commit refuses a step whose copies RunCopies has not run.
 	CopiesByHost bool
+	// Block 0 of each group is held for ever and never given out, and plans are padded with 0. It is
+	// counted nowhere.
+	NullBlock bool
 	// Tokens of all announcements together that are not published yet. 0: those of the largest group.
 	MaxAnnouncedTokens int64
 }
@@ -94,6 +97,7 @@ func (o *Options) toC() *C.kvfolio_manager_options {
 		max_transfers:        i32(o.MaxTransfers),
 		list_findable:        b32(o.ListFindable),
 		copies_by_host:       b32(o.CopiesByHost),
+		null_block:           b32(o.NullBlock),
 		max_announced_tokens: C.int64_t(o.MaxAnnouncedTokens),
 	}
 }

@@ -83,7 +83,8 @@ func failf(code Code, format string, arguments ...interface{}) error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, arguments...)}
 }
 
-// scratch is what calls write to, so that a call takes no heap memory. It has no pointers.
+// scratch is what calls write to, so that a call takes no heap memory. It has no pointers but those of
+// plan, which are C's.
 type scratch struct {
 	err       C.kvfolio_error
 	id        C.uint64_t

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -221,6 +222,54 @@ func TestForkCopiesTheLastBlockWhenItWrites(t *testing.T) {
 	must(t, c.SlotMapping(b, 0, 0, slots))
 	equal(t, "slots of the child", slots, []int32{0, 1, 2, 3, 8, 9, 10})
 	equal(t, "the clone stays", kept.Groups[0].SlotMapping, []int32{6, 10})
+}
+
+func TestFixedShapesPadRowsTokensAndTables(t *testing.T) {
+	c := newTestCache(t, small(16), &Options{NullBlock: true})
+	a := prefill(t, c, tokensFrom(0, 6), nil).Sequence
+	ticket, err := c.BeginStep(0)
+	must(t, err)
+	must(t, c.Append(a, []int32{50}, 0))
+	shapes := &PlanOptions{FlashInfer: true, Positions: true, TableStride: []int32{3},
+		PaddedSequences: 2, PaddedTokens: 4, Int64Slots: true}
+	for _, inCMemory := range []bool{false, true} {
+		if inCMemory {
+			shapes.MemoryBytes, err = c.PlanBytes(shapes)
+			must(t, err)
+			pages, err := syscall.Mmap(-1, 0, int(shapes.MemoryBytes),
+				syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+			must(t, err)
+			defer syscall.Munmap(pages)
+			shapes.Memory = unsafe.Pointer(&pages[0])
+		}
+		plan, err := c.Plan(shapes)
+		must(t, err)
+		g := &plan.Groups[0]
+		equal(t, "tokens", plan.NumTokens, 1)
+		equal(t, "sequences", plan.Sequences, []Sequence{a})
+		equal(t, "query start", plan.QueryStart, []int32{0, 1, 1})
+		equal(t, "lengths", plan.KVLens, []int32{7, 0})
+		equal(t, "row of padding", plan.Rows[1], int32(-1))
+		equal(t, "positions", plan.Positions, []int32{6, 0, 0, 0})
+		equal(t, "no slots of 32 bits", len(g.SlotMapping), 0)
+		equal(t, "slots", g.SlotMapping64, []int64{10, -1, -1, -1})
+		equal(t, "table", g.BlockTable, []int32{1, 2, 0, 0, 0, 0})
+		equal(t, "indptr", g.KVIndptr, []int32{0, 2, 2})
+		equal(t, "last pages", g.KVLastPageLen, []int32{3, 1})
+		equal(t, "the clone", plan.Clone(), plan)
+		if inCMemory {
+			equal(t, "it begins in the memory", unsafe.Pointer(&plan.QueryStart[0]), shapes.Memory)
+		}
+	}
+	shapes.PaddedTokens = 0
+	_, err = c.PlanBytes(shapes)
+	wants(t, err, ErrInvalidArgument)
+	shapes.TableStride = []int32{1}
+	_, err = c.Plan(shapes)
+	wants(t, err, ErrInvalidArgument)
+	must(t, c.Finish(ticket))
+	_, err = c.PlanBytes(nil)
+	wants(t, err, ErrInvalidArgument)
 }
 
 func TestShortageHasItsNumbers(t *testing.T) {

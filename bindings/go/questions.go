@@ -298,6 +298,7 @@ func (c *Cache) Options() Options {
 		ListFindable:      out.list_findable != 0,
 		CopiesByHost:      out.copies_by_host != 0,
 
+		NullBlock:          out.null_block != 0,
 		MaxAnnouncedTokens: int64(out.max_announced_tokens),
 	}
 }

@@ -42,9 +42,17 @@ package kvfolio
 //                                   kvfolio_error* error) {
 //   return kvfolio_set_tokens_each((kvfolio_manager*)m, sequences, tokens, n, done, error);
 // }
-// static int32_t go_plan(uintptr_t m, const kvfolio_plan_options* options, uintptr_t plan,
-//                        uintptr_t groups, int32_t n, kvfolio_error* error) {
-//   return kvfolio_plan((kvfolio_manager*)m, options, (void*)plan, (void*)groups, n, error);
+// static int32_t go_plan(uintptr_t m, const kvfolio_plan_options* options, const int32_t* strides,
+//                        uintptr_t plan, uintptr_t groups, int32_t n, kvfolio_error* error) {
+//   kvfolio_plan_options ours = *options;
+//   ours.table_stride.data = strides;
+//   return kvfolio_plan((kvfolio_manager*)m, &ours, (void*)plan, (void*)groups, n, error);
+// }
+// static int32_t go_plan_bytes(uintptr_t m, const kvfolio_plan_options* options,
+//                              const int32_t* strides, int64_t* bytes, kvfolio_error* error) {
+//   kvfolio_plan_options ours = *options;
+//   ours.table_stride.data = strides;
+//   return kvfolio_plan_bytes((kvfolio_manager*)m, &ours, bytes, error);
 // }
 // static int32_t go_commit(uintptr_t m, kvfolio_ticket ticket, kvfolio_error* error) {
 //   return kvfolio_commit((kvfolio_manager*)m, ticket, error);
@@ -197,6 +205,42 @@ type PlanOptions struct {
 	SharedPrefixes bool
 	Positions      bool
 	CallerIDs      bool
+
+	// Fixed shapes (PlanOptions in step_plan.h), as a graph that was captured once wants them.
+	TableStride     []int32 // by group, or empty; 0: as wide as the longest table of the step
+	PaddedSequences int     // rows; those behind the step's sequences have no tokens. 0: those of the step
+	PaddedTokens    int     // slots; those behind the step's tokens are -1. 0: those of the step
+	Int64Slots      bool    // SlotMapping64 in place of SlotMapping
+	// Where the arrays of numbers are written, if not nil: memory that Go does not own, pinned memory of
+	// a device's library, say, from a multiple of 8 on. It stays until the step has ended or was planned
+	// again. PlanBytes says how many bytes there must be.
+	Memory      unsafe.Pointer
+	MemoryBytes int64
+}
+
+// toC fills *to and returns the strides, which C gets beside it.
+func (o *PlanOptions) toC(to *C.kvfolio_plan_options) *C.int32_t {
+	*to = C.kvfolio_plan_options{struct_size: C.sizeof_kvfolio_plan_options}
+	if o == nil {
+		return nil
+	}
+	to.pad_with_zero = b32(o.PadWithZero)
+	to.no_block_tables = b32(o.NoBlockTables)
+	to.changed_entries = b32(o.ChangedEntries)
+	to.flashinfer = b32(o.FlashInfer)
+	to.shared_prefixes = b32(o.SharedPrefixes)
+	to.positions = b32(o.Positions)
+	to.caller_ids = b32(o.CallerIDs)
+	to.padded_sequences = i32(o.PaddedSequences)
+	to.padded_tokens = i32(o.PaddedTokens)
+	to.int64_slots = b32(o.Int64Slots)
+	to.memory = o.Memory
+	to.memory_bytes = C.int64_t(o.MemoryBytes)
+	to.table_stride.size = C.int64_t(len(o.TableStride))
+	if len(o.TableStride) == 0 {
+		return nil
+	}
+	return (*C.int32_t)(unsafe.Pointer(&o.TableStride[0]))
 }
 
 // SharedPrefix: sequences [FirstSequence, FirstSequence+NumSequences) of the plan begin with the
@@ -210,6 +254,7 @@ type SharedPrefix struct {
 // GroupPlan is the arrays of one group (GroupPlan in step_plan.h). What was not asked for is empty.
 type GroupPlan struct {
 	SlotMapping      []int32 // [tokens], -1: K and V are there already
+	SlotMapping64    []int64 // the same with Int64Slots, else empty
 	BlockTable       []int32 // [sequences, BlockTableStride]
 	BlockTableStride int
 	KVIndptr         []int32 // FlashInfer
@@ -224,7 +269,8 @@ type GroupPlan struct {
 	ChangedBlocks    []int32
 }
 
-// Plan is what an engine needs to run a step (StepPlan in step_plan.h).
+// Plan is what an engine needs to run a step (StepPlan in step_plan.h). With PaddedSequences its arrays
+// of numbers have that many rows; Sequences and CallerIDs name those of the step.
 //
 // Its slices are the library's memory: they are valid until Complete, Finish, Drop or Fail of that
 // Ticket, the next Plan of it, or Close. Reading them later reads arrays of another step, or memory
@@ -251,6 +297,23 @@ func sliceOf(a *C.kvfolio_i32s) []int32 {
 	return unsafe.Slice((*int32)(a.data), int(a.size))
 }
 
+func sliceOf64(a *C.kvfolio_i64s) []int64 {
+	if a.size == 0 {
+		return nil
+	}
+	return unsafe.Slice((*int64)(a.data), int(a.size))
+}
+
+// PlanBytes returns how many bytes of PlanOptions.Memory every plan with these options fits into. An
+// error if they leave a size open.
+func (c *Cache) PlanBytes(options *PlanOptions) (int64, error) {
+	s := take()
+	strides := options.toC(&s.plan)
+	code := C.go_plan_bytes(c.h(), &s.plan, strides, &s.i64[0], &s.err)
+	bytes := int64(s.i64[0])
+	return bytes, c.done(s, code)
+}
+
 // Plan returns the arrays of the open step; the type says how long they live. Another Plan of the
 // step overwrites them.
 func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
@@ -258,21 +321,8 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
 	}
 	s := take()
-	var o *C.kvfolio_plan_options
-	if options != nil {
-		o = &s.plan
-		*o = C.kvfolio_plan_options{
-			struct_size:     C.sizeof_kvfolio_plan_options,
-			pad_with_zero:   b32(options.PadWithZero),
-			no_block_tables: b32(options.NoBlockTables),
-			changed_entries: b32(options.ChangedEntries),
-			flashinfer:      b32(options.FlashInfer),
-			shared_prefixes: b32(options.SharedPrefixes),
-			positions:       b32(options.Positions),
-			caller_ids:      b32(options.CallerIDs),
-		}
-	}
-	code := C.go_plan(c.h(), o, C.uintptr_t(uintptr(unsafe.Pointer(c.plan))),
+	strides := options.toC(&s.plan)
+	code := C.go_plan(c.h(), &s.plan, strides, C.uintptr_t(uintptr(unsafe.Pointer(c.plan))),
 		C.uintptr_t(uintptr(unsafe.Pointer(c.groups))), C.int32_t(c.numGroups), &s.err)
 	if err := c.done(s, code); err != nil {
 		return nil, err
@@ -303,6 +353,7 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 		g := &groups[i]
 		plan.Groups[i] = GroupPlan{
 			SlotMapping:      sliceOf(&g.slot_mapping),
+			SlotMapping64:    sliceOf64(&g.slot_mapping_64),
 			BlockTable:       sliceOf(&g.block_table),
 			BlockTableStride: int(g.block_table_stride),
 			KVIndptr:         sliceOf(&g.kv_indptr),
@@ -352,6 +403,7 @@ func (p *Plan) Clone() *Plan {
 		g := &p.Groups[i]
 		out.Groups[i] = GroupPlan{
 			SlotMapping:      clone(g.SlotMapping),
+			SlotMapping64:    append([]int64(nil), g.SlotMapping64...),
 			BlockTable:       clone(g.BlockTable),
 			BlockTableStride: g.BlockTableStride,
 			KVIndptr:         clone(g.KVIndptr),

@@ -9,8 +9,9 @@
 //   held      refs >= 1: table entries, pins, steps that copy from it
 //   cached    refs == 0 and findable; no step in flight may touch it
 //   retiring  refs == 0, a step in flight may still touch it; listed in release order
-// and free + held + cached + retiring == num_blocks. A block that only steps hold comes back when
+// and free + held + cached + retiring == num_usable. A block that only steps hold comes back when
 // they are complete: num_retiring() counts it, and num_held() does not, though its state is held.
+// The null block, if there is one, is held for ever and counts in num_blocks() alone.
 //
 // It also keeps, per block, what copy-on-write needs: how many of its tokens are valid and which
 // sequence may append to it in place (at most one).
@@ -40,6 +41,10 @@ class KVFOLIO_API BlockPool {
 
   // kInvalidArgument: num_blocks < 1; kOutOfMemory.
   static Result<BlockPool> create(std::int32_t num_blocks);
+
+  // From now on block 0 is the null block: held with one reference that has no owner, so that
+  // acquire() never gives it. Requires: no block was taken yet, and there is another one.
+  void keep_null_block() noexcept;
 
   // Takes a free block; it has one reference, no valid tokens and no writer. Returns an id that is
   // not valid() if no block is free: a full pool is a normal answer.
@@ -80,9 +85,12 @@ class KVFOLIO_API BlockPool {
   std::size_t oldest_retiring(std::uint64_t bound, std::span<std::int32_t> out) const noexcept;
 
   [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
+  // All but the null block.
+  [[nodiscard]] std::int32_t num_usable() const noexcept { return num_usable_; }
+  [[nodiscard]] bool has_null_block() const noexcept { return num_usable_ < num_blocks_; }
   [[nodiscard]] std::int32_t num_free() const noexcept { return num_free_; }
   [[nodiscard]] std::int32_t num_held() const noexcept {
-    return num_blocks_ - num_free_ - num_cached_ - num_retiring();
+    return num_usable_ - num_free_ - num_cached_ - num_retiring();
   }
   [[nodiscard]] std::int32_t num_cached() const noexcept { return num_cached_; }
   [[nodiscard]] std::int32_t num_retiring() const noexcept {
@@ -220,6 +228,7 @@ class KVFOLIO_API BlockPool {
   FixedArray<Block> blocks_;
   FixedArray<std::int32_t> free_;  // a stack: the last freed is taken first, while it is warm
   std::int32_t num_blocks_ = 0;
+  std::int32_t num_usable_ = 0;
   std::int32_t num_free_ = 0;
   std::int32_t num_cached_ = 0;
   std::int32_t num_retiring_ = 0;

@@ -353,7 +353,7 @@ typedef struct kvfolio_manager_options {
   // 1: with storage, the host runs the copies of each plan in stream order, and kvfolio_commit()
   // does not ask for kvfolio_run_copies()
   int32_t copies_by_host;
-  int32_t reserved;              // 0
+  int32_t null_block;            // 1: block 0 of each group is never given out, and pads plans
   int64_t max_announced_tokens;  // 0: those of the largest group
 } kvfolio_manager_options;
 
@@ -520,6 +520,17 @@ KVFOLIO_C_API int32_t kvfolio_set_tokens_each(kvfolio_manager* manager,
 KVFOLIO_C_API int32_t kvfolio_undo(kvfolio_manager* manager, kvfolio_sequence sequence,
                                    kvfolio_error* error);
 
+typedef struct kvfolio_i32s {
+  const int32_t* data;
+  int64_t size;
+} kvfolio_i32s;
+
+typedef struct kvfolio_i64s {
+  const int64_t* data;
+  int64_t size;
+} kvfolio_i64s;
+
+// PlanOptions in step_plan.h, which says what fixed shapes are.
 typedef struct kvfolio_plan_options {
   uint32_t struct_size;
   int32_t pad_with_zero;  // 0: block tables are padded with -1
@@ -529,12 +540,16 @@ typedef struct kvfolio_plan_options {
   int32_t shared_prefixes;
   int32_t positions;
   int32_t caller_ids;
+  kvfolio_i32s table_stride;  // [num_groups] or empty; an entry of 0: as wide as the longest table
+  int32_t padded_sequences;   // 0: those of the step
+  int32_t padded_tokens;      // 0: those of the step
+  // Where the arrays of numbers are written, or null: memory of the caller, from a multiple of 8
+  // on. It stays until the step has ended or was planned again.
+  void* memory;
+  int64_t memory_bytes;
+  int32_t int64_slots;  // 1: slot_mapping_64 in place of slot_mapping
+  int32_t reserved;     // 0
 } kvfolio_plan_options;
-
-typedef struct kvfolio_i32s {
-  const int32_t* data;
-  int64_t size;
-} kvfolio_i32s;
 
 typedef struct kvfolio_shared_prefix {
   int32_t first_sequence;
@@ -559,9 +574,12 @@ typedef struct kvfolio_group_plan {
   const kvfolio_shared_prefix* shared_prefixes;
   int64_t num_shared_prefixes;
   kvfolio_i32s kv_first_live;  // FlashInfer: the first position behind the gap in the pages
+  kvfolio_i64s slot_mapping_64;
 } kvfolio_group_plan;
 
-// StepPlan in step_plan.h.
+// StepPlan in step_plan.h. With padded_sequences the arrays of numbers have an entry for each row
+// of padding, too, and with padded_tokens one for each token; num_sequences and num_tokens count
+// those of the step.
 typedef struct kvfolio_step_plan {
   uint32_t struct_size;
   int32_t num_tokens;
@@ -587,6 +605,10 @@ typedef struct kvfolio_step_plan {
 KVFOLIO_C_API int32_t kvfolio_plan(kvfolio_manager* manager, const kvfolio_plan_options* options,
                                    kvfolio_step_plan* out, kvfolio_group_plan* groups,
                                    int32_t num_groups, kvfolio_error* error);
+// Bytes of memory that every plan with these options fits into.
+KVFOLIO_C_API int32_t kvfolio_plan_bytes(const kvfolio_manager* manager,
+                                         const kvfolio_plan_options* options, int64_t* bytes,
+                                         kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_run_copies(kvfolio_manager* manager, kvfolio_error* error);
 // KVFOLIO_ERR_FAILED_PRECONDITION, and the step stays open: a sequence was appended after its last
 // kvfolio_plan(), or with storage its copies have not run (and not copies_by_host).

@@ -190,9 +190,12 @@ class KVFOLIO_API KVCacheManager {
   Status undo(SequenceId sequence);
   // The arrays of the open step. They are stale once the step changes. Another plan() of the step
   // overwrites them. kFailedPrecondition: no step is open. kInvalidArgument: a pad that is neither
-  // -1 nor 0. kUnsupported: FlashInfer arrays, if a sequence's trim cuts through a block or an
+  // -1 nor 0, or fixed shapes that cannot be or that the step does not fit (both numbers); the plan
+  // before stays. kUnsupported: FlashInfer arrays, if a sequence's trim cuts through a block or an
   // int32 cannot count the table entries. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
+  // The size of PlanOptions::memory. kInvalidArgument: the options leave a size open.
+  [[nodiscard]] Result<std::int64_t> plan_bytes(const PlanOptions& options) const;
   // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
   // kFailedPrecondition (commit and drop): `ticket` is not the open step. Only commit(): the step
   // had a plan(), and a sequence that is still in it was appended after the last one, so its K and
@@ -488,8 +491,7 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] std::int32_t num_sequences() const noexcept;
   // Steps that are not complete: the open one, and those in flight.
   [[nodiscard]] std::int32_t num_steps() const noexcept;
-  // Fills `out` with the ids of open sequences, in no promised order, until it is full; returns how
-  // many.
+  // Fills `out` with ids of open sequences, in no promised order, and returns how many.
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
   // References to a block: table entries, pins, loads, holds, and steps (open or in flight) that
@@ -502,7 +504,7 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] Result<std::int32_t> findable_end(GroupId group, BlockId block) const;
   // A block that only steps refer to is kRetiring here, as usage() counts it.
   [[nodiscard]] Result<BlockState> block_state(GroupId group, BlockId block) const;
-  // Bytes of all blocks, and of the held ones, as plan_layouts() counts them: padding included.
+  // Bytes of the blocks that usage() counts, and of the held ones, as plan_layouts() has them.
   [[nodiscard]] std::int64_t bytes_total() const noexcept;
   [[nodiscard]] std::int64_t bytes_used() const noexcept;
   // Memory that the manager keeps beside the blocks: what it reserved at creation, and what of it
@@ -510,13 +512,11 @@ class KVFOLIO_API KVCacheManager {
   // queues of the prefix tree, block tables and the arrays of plans count by what is in them. Pages
   // that were never touched cost nothing yet.
   [[nodiscard]] MemoryUse metadata() const noexcept;
-  // Every row in StepPlan::rows is below this number, so a block table on the device needs that
-  // many rows. It is max_sequences, or under kUnordered twice that, since the rows of closed
-  // sequences may wait for steps.
+  // Every row in StepPlan::rows is below it: rows of a block table on the device. max_sequences, or
+  // under kUnordered twice that, since the rows of closed sequences may wait for steps.
   [[nodiscard]] std::int32_t num_rows() const noexcept;
-  // Entries of a table that a sequence of ManagerOptions::max_sequence_tokens tokens has: with
-  // num_rows(), the size of a block table that stays on the device. That option is not a limit; set
-  // OpenOptions::max_tokens so that no sequence grows beyond it.
+  // Entries of a table of ManagerOptions::max_sequence_tokens tokens: with num_rows(), the size of
+  // a block table that stays on the device. OpenOptions::max_tokens makes that option a limit.
   [[nodiscard]] Result<std::int32_t> widest(GroupId group) const;
   // A description for people to read: the victim policy, of each group its kind, block size and
   // blocks by state, bytes, sequences, hits, copies and other counters, one fact per line. The

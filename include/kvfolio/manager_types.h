@@ -87,6 +87,11 @@ struct ManagerOptions {
   // Tokens of all announcements together that are not published yet (OpenOptions::announce): 0 to
   // 2^30; memory is used once they are. 0: the tokens of the largest group.
   std::int64_t max_announced_tokens = 0;
+  // Block 0 of each group is held for ever and never given out, and plans are padded with 0: so an
+  // entry of a table that stands for no block names one without tokens. A kernel of fixed shape may
+  // read there; with storage that the CPU writes it begins as zeros. Needs two blocks in each
+  // group. It is not counted: GroupUsage, Shortage and bytes_total() know the others.
+  bool null_block = false;
 };
 
 // What other sequences may find of a sequence. A fork publishes as its parent does.
@@ -265,7 +270,8 @@ struct SequenceInfo {
 };
 
 // Blocks of one group by state; free + held + cached + retiring = num_blocks. Used blocks or bytes
-// always means the held ones (utilization, bytes_used, describe, blocks_used_peak).
+// always means the held ones (utilization, bytes_used, describe, blocks_used_peak). The null block
+// is not among them.
 struct GroupUsage {
   std::int32_t num_blocks = 0;
   std::int32_t free = 0;

@@ -12,7 +12,7 @@
 //   manager.record(nullptr);   // notes the number of calls and state_hash()
 //   if (!log.status().ok()) ...
 //
-// The format, version 3, little-endian: a header (the version of the library, spec, options,
+// The format, version 4, little-endian: a header (the version of the library, spec, options,
 // whether there is storage); then for each call an opcode, the low byte of its number, the
 // arguments as varints, and of the answer its code, one number of it (an id, a count) and a 32-bit
 // hash of all of it. The header has a checksum, and so has each piece of calls that the sink was
@@ -96,8 +96,9 @@ KVFOLIO_API void imagine_storage(KVCacheManager& manager) noexcept;
 // From now on commit() and append() refuse nothing for being a mistake of the host: a log from
 // before they did has what they answered then.
 KVFOLIO_API void trust_host(KVCacheManager& manager) noexcept;
-// For tests: what the log records next is written in format 2. Requires: nothing was recorded.
-KVFOLIO_API void write_format_2(OpLog& log) noexcept;
+// For tests: what the log records next is written in this format, 2 or 3. Requires: nothing was
+// recorded.
+KVFOLIO_API void write_format(OpLog& log, std::uint32_t format) noexcept;
 }  // namespace detail
 
 }  // namespace kvfolio

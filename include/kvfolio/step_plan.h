@@ -9,11 +9,21 @@
 // of that step rewrites in place. A copy of it has the same spans, so it is good no longer.
 //
 // It knows ids, counts and positions, in tokens and blocks; no bytes and no device. It owns
-// nothing: every span points into the manager and must not outlive it.
+// nothing: every span points into the manager and must not outlive it. With PlanOptions::memory the
+// arrays of numbers lie there instead; `sequences`, `caller_ids`, `groups` and `shared_prefixes`
+// stay in the manager.
 // Invariants: num_tokens == query_start.back(), all arrays of one plan have the same sequences in
 // the same order, and no copy reads what another of the same step writes.
+//
+// A graph that was captured once and is launched for every step wants the same shapes and places
+// each time: PlanOptions::table_stride, padded_sequences and padded_tokens. num_sequences below is
+// padded_sequences then, and num_tokens of an array padded_tokens; `sequences` and `caller_ids`
+// name those of the step alone, and StepPlan::num_tokens counts its tokens. A row of padding has no
+// tokens, kv_len 0, row -1, no trim, rewinds 0, a table of padding, no pages, a last page of 1 and
+// no gap; a token of padding has slot -1 and position 0.
 // Thread safety: read-only; any thread may read the arrays until they are reused.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -36,7 +46,9 @@ struct SharedPrefix {
 
 struct GroupPlan {
   // [num_tokens]: block * block_size + offset, or -1 if the token's K and V are there already.
+  // Empty with PlanOptions::int64_slots; slot_mapping_64 is empty without.
   std::span<const std::int32_t> slot_mapping{};
+  std::span<const std::int64_t> slot_mapping_64{};
   // [num_sequences, block_table_stride]: physical block of each logical block. PlanOptions::pad
   // stands behind the last one and in place of a block that a window or a trim dropped.
   std::span<const std::int32_t> block_table{};
@@ -111,13 +123,28 @@ struct StepPlan {
 };
 
 struct PlanOptions {
-  std::int32_t pad = -1;  // -1 or 0
+  std::int32_t pad = -1;  // -1 or 0; always 0 with ManagerOptions::null_block
   bool block_tables = true;
   bool changed_entries = false;
   bool flashinfer = false;
   bool shared_prefixes = false;
   bool positions = false;
   bool caller_ids = false;
+
+  // ---- fixed shapes ----
+
+  // By group, or empty: entries of a row of block_table. 0: as many as the longest table of the
+  // step has. A step with a longer table is refused.
+  std::span<const std::int32_t> table_stride{};
+  std::int32_t padded_sequences = 0;  // up to max_sequences; 0: those of the step
+  std::int32_t padded_tokens = 0;     // up to 2^30; 0: those of the step
+  bool int64_slots = false;           // slot_mapping_64 in place of slot_mapping
+  // Where the arrays of numbers are written, if not empty: memory of the caller, pinned, say. It
+  // begins at a multiple of 8 and must stay until the step has ended or was planned again; what is
+  // there is written by this plan() alone. Each array begins at a multiple of 16 bytes, those whose
+  // size the options fix first. With equal options that fix all shapes, each array begins at the
+  // same place in every plan, and plan_bytes() says how much memory that is.
+  std::span<std::byte> memory{};
 };
 
 }  // namespace kvfolio

@@ -25,6 +25,7 @@ struct Given {
   bool copies_by_host;
   Int max_announced_tokens;
   bool list_findable;
+  bool null_block;
 };
 
 IdTag tag_of(nb::handle id_tag) {
@@ -56,6 +57,7 @@ ManagerOptions options_of(const Given& given, const IdTag& tag) {
   options.copies_by_host = given.copies_by_host;
   options.max_announced_tokens = given.max_announced_tokens.value;
   options.list_findable = given.list_findable;
+  options.null_block = given.null_block;
   return options;
 }
 
@@ -76,7 +78,8 @@ void add_options(nb::class_<Manager>& c) {
          const char* order, bool prefix_cache, Int max_sequence_tokens, Int max_index_tokens,
          Int max_runs, Int max_root_keys, Int max_root_key_bytes, Int max_media_extents,
          Int max_table_entries, Id hash_seed, double high_watermark, nb::handle victim_policy,
-         nb::handle id_tag, bool copies_by_host, Int max_announced_tokens, bool list_findable) {
+         nb::handle id_tag, bool copies_by_host, Int max_announced_tokens, bool list_findable,
+         bool null_block) {
         const Given given{max_sequences,       max_pins,
                           max_steps_in_flight, order,
                           prefix_cache,        max_sequence_tokens,
@@ -86,7 +89,8 @@ void add_options(nb::class_<Manager>& c) {
                           hash_seed,           high_watermark,
                           victim_policy,       id_tag,
                           copies_by_host,      max_announced_tokens,
-                          list_findable};
+                          list_findable,
+                          null_block};
         new (self) Manager(create(spec, given));
       },
       "spec"_a, nb::kw_only(), "max_sequences"_a = Int{1024}, "max_pins"_a = Int{256},
@@ -96,6 +100,7 @@ void add_options(nb::class_<Manager>& c) {
       "max_media_extents"_a = Int{4096}, "max_table_entries"_a = Int{0}, "hash_seed"_a = Id{0},
       "high_watermark"_a = 0.90, "victim_policy"_a = "lru", "id_tag"_a = nb::none(),
       "copies_by_host"_a = false, "max_announced_tokens"_a = Int{0}, "list_findable"_a = false,
+      "null_block"_a = false,
       nb::sig("def __init__(self, spec: collections.abc.Sequence[kvfolio._types.GroupSpec] | "
               "Storage, *, max_sequences: int = 1024, max_pins: int = 256, "
               "max_steps_in_flight: int = 2, order: kvfolio._types.Order = 'in_order', "
@@ -105,10 +110,13 @@ void add_options(nb::class_<Manager>& c) {
               "max_table_entries: int = 0, hash_seed: int = 0, high_watermark: float = 0.9, "
               "victim_policy: kvfolio._types.VictimPolicy = 'lru', id_tag: int | None = None, "
               "copies_by_host: bool = False, max_announced_tokens: int = 0, "
-              "list_findable: bool = False) -> None"),
+              "list_findable: bool = False, "
+              "null_block: bool = False) -> None"),
       "A list of GroupSpec: ids only, the engine owns the bytes and runs the copies of each plan. "
       "A Storage: the manager takes it, and commit() refuses a step whose copies "
-      "run_copies() has not run, unless copies_by_host says that the engine runs them. Options of "
+      "run_copies() has not run, unless copies_by_host says that the engine runs them. "
+      "null_block: block 0 of each group is never given out and counts nowhere, and plans are "
+      "padded with 0. Options of "
       "0 are derived; see manager_types.h. id_tag=None: a number that no manager has "
       "that lives, so that none takes an id of another. There are 32,767 of them: those of "
       "managers that are gone come again in turn, and ResourceExhausted says that all are taken. "

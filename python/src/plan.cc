@@ -3,6 +3,7 @@
 #include "plan.h"
 
 #include <cstring>
+#include <functional>
 
 #include "arrays.h"
 
@@ -14,6 +15,7 @@ template <typename F>
 void for_each_array(StepPlan& plan, std::vector<GroupPlan>& groups, F&& f) {
   f(plan.sequences);
   f(plan.caller_ids);
+  for (GroupPlan& group : groups) f(group.slot_mapping_64);
   f(plan.rows);
   f(plan.query_start);
   f(plan.positions);
@@ -43,9 +45,10 @@ static_assert(sizeof(SequenceId) == sizeof(std::uint64_t));
 }  // namespace
 
 PlanData::PlanData(std::shared_ptr<ManagerState> state, const StepPlan& plan,
-                   std::shared_ptr<Lease> lease)
+                   std::shared_ptr<Lease> lease, std::optional<Array> callers)
     : state_(std::move(state)),
       lease_(std::move(lease)),
+      callers_(std::move(callers)),
       plan_(plan),
       groups_(plan.groups.begin(), plan.groups.end()),
       group_arrays_(plan.groups.size()) {
@@ -56,15 +59,28 @@ PlanData::PlanData(std::shared_ptr<ManagerState> state, const StepPlan& plan,
   if (lease_ != nullptr) return;
   state_.reset();  // copies need no state
   std::size_t bytes = 0;
-  for_each_array(plan_, groups_, [&](const auto& span) { bytes += span.size_bytes(); });
+  for_each_array(plan_, groups_, [&](const auto& span) {
+    bytes += is_the_callers(span.data()) ? 0 : span.size_bytes();
+  });
   auto* memory = new std::uint64_t[bytes / 8 + 1];
   memory_ = nb::capsule(memory, [](void* p) noexcept { delete[] static_cast<std::uint64_t*>(p); });
   auto* at = reinterpret_cast<std::byte*>(memory);
   for_each_array(plan_, groups_, [&]<typename T>(std::span<const T>& span) {
+    if (is_the_callers(span.data())) return;
     if (!span.empty()) std::memcpy(at, span.data(), span.size_bytes());
     span = {reinterpret_cast<const T*>(at), span.size()};
     at += span.size_bytes();
   });
+}
+
+bool PlanData::is_the_callers(const void* array) const {
+  const auto* at = static_cast<const std::byte*>(array);
+  return callers_ && std::less_equal<>()(callers_->data, at) &&
+         std::less<>()(at, callers_->data + callers_->array.nbytes());
+}
+
+nb::object PlanData::owner_of(const void* array) const {
+  return is_the_callers(array) ? nb::cast(callers_->array) : nb::object(memory_);
 }
 
 void PlanData::check_live(const char* name) const {
@@ -78,9 +94,10 @@ nb::object PlanData::make(std::span<const std::int32_t> numbers, std::vector<std
   if (lease_ != nullptr) {
     return nb::cast(PlanArray(state_, lease_, numbers.data(), std::move(shape)));
   }
-  return nb::cast(nb::ndarray<nb::numpy, std::int32_t>(const_cast<std::int32_t*>(numbers.data()),
-                                                       shape.size(), shape.data(), memory_),
-                  nb::rv_policy::reference);
+  return nb::cast(
+      nb::ndarray<nb::numpy, std::int32_t>(const_cast<std::int32_t*>(numbers.data()), shape.size(),
+                                           shape.data(), owner_of(numbers.data())),
+      nb::rv_policy::reference);
 }
 
 nb::object PlanData::array(StepField field) {
@@ -114,8 +131,14 @@ nb::object PlanData::array(std::size_t index, GroupField field) {
   const GroupPlan& group = groups_[index];
   if (field == kBlockTable) {
     const auto stride = static_cast<std::size_t>(group.block_table_stride);
-    const std::size_t rows = group.block_table.empty() ? 0 : plan_.sequences.size();
+    const std::size_t rows = group.block_table.empty() ? 0 : plan_.rows.size();
     made = make(group.block_table, {rows, stride});
+    return made;
+  }
+  if (field == kSlotMapping64) {
+    const std::span<const std::int64_t> slots = group.slot_mapping_64;
+    made = lease_ != nullptr ? numpy_copy(slots)
+                             : numpy_array(slots.data(), {slots.size()}, owner_of(slots.data()));
     return made;
   }
   if (field == kSharedPrefixes) {
@@ -125,6 +148,7 @@ nb::object PlanData::array(std::size_t index, GroupField field) {
     return made;
   }
   const std::span<const std::int32_t> arrays[] = {group.slot_mapping,
+                                                  {},
                                                   {},
                                                   group.kv_indptr,
                                                   group.kv_indices,
@@ -173,6 +197,9 @@ void add_group(nb::module_& m) {
   nb::class_<PlanGroup> c(m, "GroupPlan", "The arrays of one group of layers.");
   KVFOLIO_ARRAY(c, kSlotMapping, "slot_mapping",
                 "[num_tokens] block * block_size + offset; -1: K and V are there already.");
+  add_array<kSlotMapping64>(c, "slot_mapping_64",
+                            "def slot_mapping_64(self) -> numpy.typing.NDArray[numpy.int64]",
+                            "The same with int64_slots, else empty. Of plan(copy=False) a copy.");
   KVFOLIO_ARRAY(c, kBlockTable, "block_table",
                 "[num_sequences, widest] physical block of each logical block, then pad.");
   KVFOLIO_ARRAY(c, kKvIndptr, "kv_indptr",
@@ -205,7 +232,8 @@ void add_plan(nb::module_& m) {
   add_group(m);
   nb::class_<Plan> c(m, "Plan",
                      "What a step needs on a device: int32 arrays. Those of plan(copy=False) lie "
-                     "in the buffers of the step and are PlanArrays.");
+                     "in the buffers of the step and are PlanArrays. With padded_sequences "
+                     "num_sequences is that number, but in sequences and caller_ids.");
   c.def_prop_ro("ticket", [](const Plan& plan) { return plan.data->plan().ticket.value(); });
   c.def_prop_ro("num_tokens", [](const Plan& plan) { return plan.data->plan().num_tokens; });
   add_array<kSequences>(c, "sequences", "def sequences(self) -> numpy.typing.NDArray[numpy.uint64]",

@@ -7,9 +7,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/step_plan.h"
@@ -32,6 +34,7 @@ enum StepField : std::size_t {
 };
 enum GroupField : std::size_t {
   kSlotMapping,
+  kSlotMapping64,
   kBlockTable,
   kKvIndptr,
   kKvIndices,
@@ -48,8 +51,9 @@ enum GroupField : std::size_t {
 
 class PlanData {
  public:
-  // lease null: copies the arrays.
-  PlanData(std::shared_ptr<ManagerState> state, const StepPlan& plan, std::shared_ptr<Lease> lease);
+  // lease null: copies the arrays, but for those that lie in memory of the caller.
+  PlanData(std::shared_ptr<ManagerState> state, const StepPlan& plan, std::shared_ptr<Lease> lease,
+           std::optional<Array> callers);
   PlanData(const PlanData&) = delete;  // spans point into it
   PlanData& operator=(const PlanData&) = delete;
 
@@ -66,10 +70,14 @@ class PlanData {
 
  private:
   nb::object make(std::span<const std::int32_t> numbers, std::vector<std::size_t> shape);
+  [[nodiscard]] bool is_the_callers(const void* array) const;
+  // What keeps an array alive that is no lease's.
+  [[nodiscard]] nb::object owner_of(const void* array) const;
 
   std::shared_ptr<ManagerState> state_;
   std::shared_ptr<Lease> lease_;
-  nb::capsule memory_;  // of copies
+  nb::capsule memory_;            // of copies
+  std::optional<Array> callers_;  // memory that the caller gave
   StepPlan plan_;
   std::vector<GroupPlan> groups_;
   std::vector<AttentionParams> params_;

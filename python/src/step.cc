@@ -110,9 +110,40 @@ nb::list fail(ManagerState& state, Ticket ticket) {
 
 namespace {
 
+// What fixes the shapes of a plan.
+struct Shapes {
+  Input<std::int32_t> table_stride;
+  Int padded_sequences, padded_tokens;
+  bool int64_slots;
+
+  void set(PlanOptions& options) const {
+    options.table_stride = table_stride.span();
+    options.padded_sequences = i32(padded_sequences, "padded_sequences");
+    options.padded_tokens = i32(padded_tokens, "padded_tokens");
+    options.int64_slots = int64_slots;
+  }
+};
+
+// Memory of the caller: one piece that may be written.
+std::optional<Array> memory_of(nb::handle object, bool copy) {
+  if (object.is_none()) return std::nullopt;
+  if (!copy) raise_invalid("memory and copy=False: what lies in memory is the caller's already");
+  Array memory = array_of(object, "memory", Access::kWrite);
+  if (memory.array.ndim() != 1 || (!memory.empty() && memory.stride(0) != memory.item_bytes())) {
+    raise_invalid("memory: " + describe(memory.array) + ", wanted: one dimension, contiguous");
+  }
+  return memory;
+}
+
 Plan plan(const Step& step, Int pad, bool block_tables, bool changed_entries, bool flashinfer,
-          bool shared_prefixes, bool positions, bool caller_ids, bool copy) {
+          bool shared_prefixes, bool positions, bool caller_ids, nb::handle table_stride,
+          Int padded_sequences, Int padded_tokens, bool int64_slots, nb::handle memory, bool copy) {
   PlanOptions options;
+  const Shapes shapes{Input<std::int32_t>(table_stride, "table_stride"), padded_sequences,
+                      padded_tokens, int64_slots};
+  shapes.set(options);
+  std::optional<Array> callers = memory_of(memory, copy);
+  if (callers) options.memory = {callers->data, callers->array.nbytes()};
   options.pad = i32(pad, "pad");
   options.block_tables = block_tables;
   options.changed_entries = changed_entries;
@@ -133,7 +164,9 @@ Plan plan(const Step& step, Int pad, bool block_tables, bool changed_entries, bo
     lease = std::make_shared<Lease>();
     state.leases.emplace_back(ticket, lease);
   }
-  return {std::make_shared<PlanData>(step.shared_state(), *made, std::move(lease)), {}};
+  return {
+      std::make_shared<PlanData>(step.shared_state(), *made, std::move(lease), std::move(callers)),
+      {}};
 }
 
 std::span<const SequenceId> ids_of(const Input<std::uint64_t>& numbers) {
@@ -288,9 +321,21 @@ void add_step(nb::module_& m) {
   add_appends(c);
   c.def("plan", &plan, nb::kw_only(), "pad"_a = Int{-1}, "block_tables"_a = true,
         "changed_entries"_a = false, "flashinfer"_a = false, "shared_prefixes"_a = false,
-        "positions"_a = false, "caller_ids"_a = false, "copy"_a = true,
+        "positions"_a = false, "caller_ids"_a = false, "table_stride"_a = nb::tuple(),
+        "padded_sequences"_a = Int{0}, "padded_tokens"_a = Int{0}, "int64_slots"_a = false,
+        "memory"_a = nb::none(), "copy"_a = true,
+        nb::sig("def plan(self, *, pad: int = -1, block_tables: bool = True, "
+                "changed_entries: bool = False, flashinfer: bool = False, "
+                "shared_prefixes: bool = False, positions: bool = False, "
+                "caller_ids: bool = False, table_stride: kvfolio._types.Int32Input = (), "
+                "padded_sequences: int = 0, padded_tokens: int = 0, int64_slots: bool = False, "
+                "memory: kvfolio._types.SupportsDLPack | None = None, copy: bool = True) -> Plan"),
         "The arrays of the open step. copy=False: they lie in the buffers of the step and every "
-        "access raises once the step has ended or was planned again.")
+        "access raises once the step has ended or was planned again. table_stride (by group), "
+        "padded_sequences and padded_tokens fix shapes, as a captured graph wants them; 0: those "
+        "of the step. A step that does not fit raises InvalidArgument. memory: an array of one "
+        "dimension, pinned memory, say; the arrays of numbers are written there, each with equal "
+        "options at the same place, and are views of it. Manager.plan_bytes() says its size.")
       .def(
           "run_copies",
           [](const Step& step) {
@@ -304,7 +349,39 @@ void add_step(nb::module_& m) {
   add_context(c);
 }
 
+namespace {
+
+void add_plan_bytes(nb::class_<Manager>& c) {
+  c.def(
+      "plan_bytes",
+      [](const Manager& manager, bool block_tables, bool changed_entries, bool flashinfer,
+         bool positions, nb::handle table_stride, Int padded_sequences, Int padded_tokens,
+         bool int64_slots) {
+        PlanOptions options;
+        const Shapes shapes{Input<std::int32_t>(table_stride, "table_stride"), padded_sequences,
+                            padded_tokens, int64_slots};
+        shapes.set(options);
+        options.block_tables = block_tables;
+        options.changed_entries = changed_entries;
+        options.flashinfer = flashinfer;
+        options.positions = positions;
+        return take(manager.call([&](KVCacheManager& m) { return m.plan_bytes(options); }));
+      },
+      nb::kw_only(), "block_tables"_a = true, "changed_entries"_a = false, "flashinfer"_a = false,
+      "positions"_a = false, "table_stride"_a = nb::tuple(), "padded_sequences"_a = Int{0},
+      "padded_tokens"_a = Int{0}, "int64_slots"_a = false,
+      nb::sig("def plan_bytes(self, *, block_tables: bool = True, changed_entries: bool = False, "
+              "flashinfer: bool = False, positions: bool = False, "
+              "table_stride: kvfolio._types.Int32Input = (), padded_sequences: int = 0, "
+              "padded_tokens: int = 0, int64_slots: bool = False) -> int"),
+      "Bytes of memory that every Step.plan() with these options fits into. InvalidArgument: they "
+      "leave a size open.");
+}
+
+}  // namespace
+
 void add_steps_of_manager(nb::class_<Manager>& c) {
+  add_plan_bytes(c);
   c.def(
        "step",
        [](const Manager& manager, Int now_us) {

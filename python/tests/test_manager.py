@@ -512,3 +512,61 @@ def test_append_prompt_refuses_another_prompt(manager):
         with pytest.raises(kv.InvalidArgument, match="at position 5 the prompt has token 99"):
             step.append_prompt(sequence, [0, 1, 2, 3, 4, 99, 6], 8)
         assert step.append_prompt(sequence, range(9), 8) == 3
+
+
+SHAPES = dict(
+    table_stride=[3], padded_sequences=2, padded_tokens=4, int64_slots=True, positions=True,
+    flashinfer=True)
+
+
+def test_fixed_shapes_pad_rows_tokens_and_tables():
+    manager = kv.Manager([kv.GroupSpec(head_dim=4, block_size=4, num_blocks=8)], null_block=True)
+    assert manager.usage().num_blocks == 7
+    sequence = manager.open([]).sequence
+    memory = np.zeros(manager.plan_bytes(**SHAPES) // 8, np.int64)
+    with manager.step() as step:
+        step.append(sequence, [1, 2])
+        for given in (None, memory):
+            plan = step.plan(memory=given, **SHAPES)
+            group = plan.groups[0]
+            assert (plan.num_tokens, plan.sequences.tolist()) == (2, [sequence])
+            assert plan.query_start.tolist() == [0, 2, 2]
+            assert plan.rows.tolist() == [0, -1] and plan.kv_lens.tolist() == [2, 0]
+            assert plan.positions.tolist() == [0, 1, 0, 0]
+            assert group.slot_mapping_64.dtype == np.int64 and group.slot_mapping.size == 0
+            assert group.slot_mapping_64.tolist() == [4, 5, -1, -1]
+            assert group.block_table.tolist() == [[1, 0, 0], [0, 0, 0]]
+            assert group.kv_indptr.tolist() == [0, 1, 1]
+            assert group.kv_last_page_len.tolist() == [2, 1]
+            for array in (plan.rows, group.block_table, group.slot_mapping_64):
+                assert np.shares_memory(array, memory) == (given is not None)
+        kept = plan.rows
+        del plan, memory
+    assert kept.tolist() == [0, -1]
+
+
+def test_slots_of_a_plan_without_a_copy_are_64_bits_wide_too(manager):
+    sequence = manager.open([]).sequence
+    with manager.step() as step:
+        step.append(sequence, [1, 2])
+        plan = step.plan(int64_slots=True, copy=False)
+        assert plan.groups[0].slot_mapping_64.tolist() == [0, 1]
+
+
+def test_a_step_that_does_not_fit_its_shapes_is_refused_with_both_numbers(manager):
+    sequence = manager.open([]).sequence
+    strides = [1]
+    with manager.step() as step:
+        step.append(sequence, list(range(1, 40)))
+        with pytest.raises(kv.InvalidArgument, match=r"table_stride\[0\] is 1, the step has"):
+            step.plan(table_stride=strides)
+        with pytest.raises(kv.InvalidArgument, match="padded_tokens is 3, the step has 39 tokens"):
+            step.plan(padded_tokens=3)
+        with pytest.raises(kv.InvalidArgument, match="memory has 16 bytes, needed: "):
+            step.plan(memory=np.zeros(16, np.uint8))
+        with pytest.raises(kv.InvalidArgument, match="memory and copy=False"):
+            step.plan(memory=np.zeros(4096, np.uint8), copy=False)
+        with pytest.raises(kv.InvalidArgument, match="wanted: one dimension, contiguous"):
+            step.plan(memory=np.zeros((64, 64), np.uint8))
+    with pytest.raises(kv.InvalidArgument, match="padded_sequences is 0, so the size depends"):
+        manager.plan_bytes()

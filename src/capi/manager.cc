@@ -41,6 +41,7 @@ Status read_options(std::string_view call, const kvfolio_manager_options* theirs
   out.max_transfers = or_default(options.max_transfers, defaults.max_transfers);
   out.list_findable = options.list_findable != 0;
   out.copies_by_host = options.copies_by_host != 0;
+  out.null_block = options.null_block != 0;
   out.max_announced_tokens = options.max_announced_tokens;
   return {};
 }
@@ -68,6 +69,7 @@ kvfolio_manager_options options_of(const ManagerOptions& options) noexcept {
   out.max_transfers = zero_is(options.max_transfers);
   out.list_findable = options.list_findable ? 1 : 0;
   out.copies_by_host = options.copies_by_host ? 1 : 0;
+  out.null_block = options.null_block ? 1 : 0;
   out.max_announced_tokens = options.max_announced_tokens;
   return out;
 }

@@ -37,7 +37,9 @@ kvfolio_group_plan plan_of(const GroupPlan& group) noexcept {
           .shared_prefixes =
               reinterpret_cast<const kvfolio_shared_prefix*>(group.shared_prefixes.data()),
           .num_shared_prefixes = static_cast<std::int64_t>(group.shared_prefixes.size()),
-          .kv_first_live = array_of(group.kv_first_live)};
+          .kv_first_live = array_of(group.kv_first_live),
+          .slot_mapping_64 = {group.slot_mapping_64.data(),
+                              static_cast<std::int64_t>(group.slot_mapping_64.size())}};
 }
 
 kvfolio_step_plan plan_of(const StepPlan& plan) noexcept {
@@ -54,6 +56,33 @@ kvfolio_step_plan plan_of(const StepPlan& plan) noexcept {
           .positions = array_of(plan.positions),
           .rewinds = array_of(plan.rewinds),
           .caller_ids = plan.caller_ids.data()};
+}
+
+// `options` may be null, and of another size.
+Status read_plan_options(std::string_view call, const kvfolio_plan_options* options,
+                         PlanOptions& out) {
+  kvfolio_plan_options ours;
+  KVFOLIO_RETURN_IF_ERROR(read_struct(call, "options", options, ours));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_array(call, "options->table_stride", ours.table_stride.data, ours.table_stride.size));
+  if (ours.memory_bytes < 0 || (ours.memory == nullptr && ours.memory_bytes > 0)) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": options->memory", ours.memory == nullptr ? " is null and" : "", " has ",
+                   ours.memory_bytes, " bytes")};
+  }
+  out = {.pad = ours.pad_with_zero != 0 ? 0 : -1,
+         .block_tables = ours.no_block_tables == 0,
+         .changed_entries = ours.changed_entries != 0,
+         .flashinfer = ours.flashinfer != 0,
+         .shared_prefixes = ours.shared_prefixes != 0,
+         .positions = ours.positions != 0,
+         .caller_ids = ours.caller_ids != 0,
+         .table_stride = span_of(ours.table_stride.data, ours.table_stride.size),
+         .padded_sequences = ours.padded_sequences,
+         .padded_tokens = ours.padded_tokens,
+         .int64_slots = ours.int64_slots != 0,
+         .memory = span_of(static_cast<std::byte*>(ours.memory), ours.memory_bytes)};
+  return {};
 }
 
 }  // namespace
@@ -180,21 +209,26 @@ int32_t kvfolio_plan(kvfolio_manager* manager, const kvfolio_plan_options* optio
                    concat(__func__, ": num_groups is ", num_groups, ", allowed: 0 to ", most)});
   }
   KVFOLIO_C_RETURN_IF_ERROR(check_elements(__func__, "groups", groups, num_groups));
-  kvfolio_plan_options ours;
-  KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "options", options, ours));
-  const Result<const StepPlan*> plan =
-      manager->manager.plan({.pad = ours.pad_with_zero != 0 ? 0 : -1,
-                             .block_tables = ours.no_block_tables == 0,
-                             .changed_entries = ours.changed_entries != 0,
-                             .flashinfer = ours.flashinfer != 0,
-                             .shared_prefixes = ours.shared_prefixes != 0,
-                             .positions = ours.positions != 0,
-                             .caller_ids = ours.caller_ids != 0});
+  PlanOptions ours;
+  KVFOLIO_C_RETURN_IF_ERROR(read_plan_options(__func__, options, ours));
+  const Result<const StepPlan*> plan = manager->manager.plan(ours);
   if (!plan) return answer(error, plan.error());
   write_struct(out, plan_of(**plan));
   for (std::int32_t g = 0; g < num_groups; ++g) {
     write_struct(element(groups, g), plan_of((*plan)->groups[static_cast<std::size_t>(g)]));
   }
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_plan_bytes(const kvfolio_manager* manager, const kvfolio_plan_options* options,
+                           int64_t* bytes, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  KVFOLIO_C_NEEDS(bytes);
+  PlanOptions ours;
+  KVFOLIO_C_RETURN_IF_ERROR(read_plan_options(__func__, options, ours));
+  const Result<std::int64_t> needed = manager->manager.plan_bytes(ours);
+  if (!needed) return answer(error, needed.error());
+  *bytes = *needed;
   return KVFOLIO_OK;
 }
 

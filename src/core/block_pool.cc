@@ -23,6 +23,7 @@ Result<BlockPool> BlockPool::create(std::int32_t num_blocks) {
                   concat("no memory for the bookkeeping of ", num_blocks, " blocks"));
   }
   pool.num_blocks_ = num_blocks;
+  pool.num_usable_ = num_blocks;
   pool.num_free_ = num_blocks;
   // Block 0 is taken first.
   for (std::int32_t i = 0; i < num_blocks; ++i) {
@@ -32,11 +33,17 @@ Result<BlockPool> BlockPool::create(std::int32_t num_blocks) {
   return pool;
 }
 
+void BlockPool::keep_null_block() noexcept {
+  KVFOLIO_CHECK(num_free_ == num_blocks_ && num_blocks_ > 1);
+  KVFOLIO_CHECK(acquire() == BlockId(0));  // the top of the stack
+  --num_usable_;
+}
+
 // A member that is not named here does not compile.
 void BlockPool::copy_from(const BlockPool& other) noexcept {
-  const auto& [blocks, free, num_blocks, num_free, num_cached, num_retiring, by_steps, head, tail] =
-      other;
-  KVFOLIO_CHECK(num_blocks_ == num_blocks);
+  const auto& [blocks, free, num_blocks, num_usable, num_free, num_cached, num_retiring, by_steps,
+               head, tail] = other;
+  KVFOLIO_CHECK(num_blocks_ == num_blocks && num_usable_ == num_usable);
   blocks_.copy_from(blocks);
   free_.copy_from(free, num_free);
   num_free_ = num_free;
@@ -72,6 +79,9 @@ Status BlockPool::check_invariants() const {
     if (b.state != BlockState::kHeld && b.steps != 0 && b.steps != kManySteps) {
       return broken(concat("block ", i, " is not held, but by steps"));
     }
+  }
+  if (has_null_block() && refs(BlockId(0)) != 1) {
+    return broken(concat("the null block has ", refs(BlockId(0)), " references"));
   }
   if (by_steps != num_held_by_steps_) {
     return broken(concat("steps alone hold ", by_steps, " blocks, kept ", num_held_by_steps_));

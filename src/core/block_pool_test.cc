@@ -54,6 +54,29 @@ TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
   EXPECT_FALSE(pool.held_by_steps(again));
 }
 
+TEST(BlockPool, TheNullBlockIsHeldForEverAndCountedInNumBlocksAlone) {
+  BlockPool pool = pool_of(3);
+  pool.keep_null_block();
+  EXPECT_TRUE(pool.has_null_block());
+  EXPECT_EQ(pool.num_blocks(), 3);
+  EXPECT_EQ(pool.num_usable(), 2);
+  EXPECT_EQ(pool.num_free(), 2);
+  EXPECT_EQ(pool.num_held(), 0);
+  EXPECT_EQ(pool.state(BlockId(0)), BlockState::kHeld);
+  EXPECT_EQ(pool.acquire(), BlockId(1));
+  EXPECT_EQ(pool.acquire(), BlockId(2));
+  EXPECT_FALSE(pool.acquire().valid());
+  EXPECT_EQ(pool.num_held(), 2);
+  EXPECT_TRUE(pool.check_invariants().ok());
+  BlockPool copy = pool_of(3);
+  copy.keep_null_block();
+  copy.copy_from(pool);
+  EXPECT_EQ(copy.num_held(), 2);
+  EXPECT_TRUE(pool.release(BlockId(0)));  // which no caller may
+  pool.make_free(BlockId(0));
+  EXPECT_THAT(pool.check_invariants().message(), HasSubstr("the null block has 0 references"));
+}
+
 TEST(BlockPool, AFullPoolIsANormalAnswer) {
   BlockPool pool = pool_of(3);
   for (std::int32_t i = 0; i < 3; ++i) EXPECT_EQ(pool.acquire(), BlockId(i));

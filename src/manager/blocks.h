@@ -53,9 +53,9 @@ class Blocks {
   Blocks(const Blocks&) = delete;
   Blocks& operator=(const Blocks&) = delete;
 
-  // kInvalidArgument: more blocks than an LruOrder ranks; kOutOfMemory.
-  [[nodiscard]] Status allocate(std::span<const GroupSpec> groups) {
-    return room_.allocate(groups);
+  // As Room::allocate().
+  [[nodiscard]] Status allocate(std::span<const GroupSpec> groups, bool null_block = false) {
+    return room_.allocate(groups, null_block);
   }
 
   [[nodiscard]] const Room& room() const noexcept { return room_; }

@@ -195,6 +195,7 @@ void KVCacheManager::Impl::Checker::for_each_reference(std::int32_t g, const Vis
       if (block >= 0) visit(block);
     }
   };
+  if (m_.blocks_.pool(g).has_null_block()) visit(0);  // without an owner
   const auto visit_sources = [&](const Step& step) {
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
       const std::int32_t source = step.change(i, g).source;
@@ -360,7 +361,7 @@ Status KVCacheManager::Impl::Checker::counters() const {
   }
   std::int64_t not_free = 0;
   for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
-    not_free += m_.blocks_.pool(g).num_blocks() - m_.blocks_.pool(g).num_free();
+    not_free += m_.blocks_.pool(g).num_usable() - m_.blocks_.pool(g).num_free();
   }
   const auto balance =
       static_cast<std::int64_t>(m_.counters_.blocks_allocated - m_.counters_.blocks_freed);

@@ -71,7 +71,7 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-               list_findable, id_tag, copies_by_host, max_announced_tokens] = here;
+               list_findable, id_tag, copies_by_host, max_announced_tokens, null_block] = here;
   KVFOLIO_RETURN_IF_ERROR(same("max_sequences", max_sequences, there.max_sequences));
   KVFOLIO_RETURN_IF_ERROR(same("max_pins", max_pins, there.max_pins));
   KVFOLIO_RETURN_IF_ERROR(same("max_transfers", max_transfers, there.max_transfers));
@@ -93,6 +93,7 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   KVFOLIO_RETURN_IF_ERROR(same("list_findable", list_findable, there.list_findable));
   KVFOLIO_RETURN_IF_ERROR(same("id_tag", id_tag, there.id_tag));
   KVFOLIO_RETURN_IF_ERROR(same("copies_by_host", copies_by_host, there.copies_by_host));
+  KVFOLIO_RETURN_IF_ERROR(same("null_block", null_block, there.null_block));
   return same("max_announced_tokens", max_announced_tokens, there.max_announced_tokens);
 }
 
@@ -102,7 +103,7 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
 Status KVCacheManager::Impl::copy_bytes_to(KVStorage& target) const {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const BlockPool& pool = blocks_.pool(g);
-    for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
+    for (std::int32_t block = pool.has_null_block() ? 1 : 0; block < pool.num_blocks(); ++block) {
       if (pool.state(BlockId(block)) == BlockState::kFree) continue;
       KVFOLIO_RETURN_IF_ERROR(target.copy_blocks_from(*storage_, GroupId(g), {&block, 1}));
     }

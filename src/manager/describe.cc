@@ -11,7 +11,7 @@ using text::concat;
 std::int64_t KVCacheManager::Impl::bytes_total() const noexcept {
   std::int64_t bytes = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    bytes += group(g).bytes_per_block * blocks_.pool(g).num_blocks();
+    bytes += group(g).bytes_per_block * blocks_.pool(g).num_usable();
   }
   return bytes;
 }
@@ -62,11 +62,12 @@ std::string KVCacheManager::describe() const {
     if (m.windowed(g)) text += concat(", window ", spec.window, ", sinks ", spec.num_sinks);
     if (spec.rewind > 0) text += concat(", rewind ", spec.rewind);
     text += concat("\n", of, "block size: ", m.block_size(g), " tokens\n");
-    text += concat(of, "blocks used: ", pool.num_held(), "/", pool.num_blocks(), " ",
+    text += concat(of, "blocks used: ", pool.num_held(), "/", pool.num_usable(), " ",
                    share(static_cast<std::uint64_t>(pool.num_held()),
-                         static_cast<std::uint64_t>(pool.num_blocks())));
+                         static_cast<std::uint64_t>(pool.num_usable())));
     text += concat(of, "blocks cached: ", pool.num_cached(), ", retiring: ", pool.num_retiring(),
                    ", free: ", pool.num_free(), "\n");
+    if (pool.has_null_block()) text += concat(of, "null block: 0, held and not counted\n");
   }
   text += concat("bytes used: ", m.bytes_used(), "/", m.bytes_total(), "\n");
   text += concat("sequences: ", m.rows_.open().size(), "\n");

@@ -24,7 +24,7 @@
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h, ranked_rows.h)
 //   names.cc      the callers' own ids (caller_ids.h)
 //   forget.cc     reset, forget
-//   plan.cc       the arrays of a step (plan_writer.h)
+//   plan.cc       the arrays of a step (plan_writer.h, plan_layout.h)
 //   describe.cc   the printed form
 //   copy.cc       copy_to
 //   state.cc      state_hash (state.h)
@@ -83,6 +83,8 @@
 #include "manager/victims.h"
 
 namespace kvfolio {
+
+class PlanWriter;
 
 class OpLog;
 
@@ -169,6 +171,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status make_groups();
   [[nodiscard]] Status make_tree();
   [[nodiscard]] Status make_rows();
+  [[nodiscard]] Status clear_null_blocks();
   // The row of an open sequence, or -1; not_found() says why there is none.
   [[nodiscard]] std::int32_t lookup(SequenceId id) const noexcept { return rows_.find(id); }
   [[nodiscard]] Status find(SequenceId id, std::int32_t& row) const {
@@ -347,6 +350,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool is_pinned_on(std::int32_t pin, const Path& path) const noexcept;
   Forgotten forget(const Path& path) noexcept;
   // plan.cc
+  [[nodiscard]] Result<const StepPlan*> plan_open_step(const PlanOptions& options);
+  [[nodiscard]] Result<const StepPlan*> plan_shaped(const PlanOptions& options, PlanWriter& writer);
   [[nodiscard]] Status copy_tails(const Step& step);
 
   // copy.cc

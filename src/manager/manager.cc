@@ -18,7 +18,7 @@ using text::concat;
 Status KVCacheManager::Impl::make_groups() {
   const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec_);
   if (!layouts) return layouts.error();
-  KVFOLIO_RETURN_IF_ERROR(blocks_.allocate(spec_.groups));
+  KVFOLIO_RETURN_IF_ERROR(blocks_.allocate(spec_.groups, options_.null_block));
   for (const GroupSpec& spec : spec_.groups) {
     groups_.push_back({spec, GroupRule(spec), (*layouts)[groups_.size()].bytes_per_block,
                        BlockSize(spec.block_size)});
@@ -81,6 +81,20 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   KVFOLIO_RETURN_IF_ERROR(impl->make_tree());
   KVFOLIO_RETURN_IF_ERROR(impl->make_rows());
   return impl;
+}
+
+// A kernel may read the null block and multiply by 0 what it read: that must be a number. What the
+// CPU cannot write is the engine's affair.
+Status KVCacheManager::Impl::clear_null_blocks() {
+  if (!options_.null_block) return {};
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::vector<std::byte> zeros(
+        static_cast<std::size_t>(storage_->block_image_bytes(GroupId(g))));
+    const std::int32_t null_block = 0;
+    const Status written = storage_->write_blocks(GroupId(g), {&null_block, 1}, zeros);
+    if (!written.ok() && written.code() != ErrorCode::kUnsupported) return written;
+  }
+  return {};
 }
 
 // Requires: lookup(id) < 0.
@@ -148,6 +162,7 @@ Result<KVCacheManager> KVCacheManager::create(KVStorage&& storage, const Manager
   Result<std::unique_ptr<Impl>> impl = Impl::create(storage.spec(), options);
   if (!impl) return std::move(impl).error();
   (*impl)->storage_.emplace(std::move(storage));
+  KVFOLIO_RETURN_IF_ERROR((*impl)->clear_null_blocks());
   return KVCacheManager(std::move(*impl));
 }
 

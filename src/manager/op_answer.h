@@ -149,6 +149,9 @@ class AnswerNote {
           group.changed_columns, group.changed_blocks}) {
       add(array);
     }
+    if (!group.slot_mapping_64.empty()) {  // else as in formats that know of none
+      word(XXH3_64bits(group.slot_mapping_64.data(), group.slot_mapping_64.size_bytes()));
+    }
     for (const SharedPrefix& shared : group.shared_prefixes) {
       add(shared.first_sequence);
       add(shared.num_sequences);

@@ -3,8 +3,9 @@
 
 // What the arguments of calls are made of, for who writes, reads or prints them. An archive is a
 // class derived from OpArchive<itself>; visit(name, value) hands each value down to the few kinds
-// that it knows: flag(), integer(), real(), bytes(), content() and list(). Structs name their
-// fields in a structured binding: with a new member this does not compile until it is recorded.
+// that it knows: flag(), integer(), real(), bytes(), content(), memory() and list(). Structs name
+// their fields in a structured binding: with a new member this does not compile until it is
+// recorded.
 
 #include <array>
 #include <concepts>
@@ -69,6 +70,8 @@ class OpArchive {
       self.bytes(name, value);
     } else if constexpr (std::is_same_v<T, std::array<std::byte, 32>>) {
       self.content(name, value);
+    } else if constexpr (std::is_same_v<T, std::span<std::byte>>) {
+      self.memory(name, value);
     } else if constexpr (requires { value.valid(); }) {
       self.id(name, value);
     } else if constexpr (kIsOptional<T>) {
@@ -169,8 +172,8 @@ void fields(A& a, ReserveOptions& options) {
 
 template <typename A>
 void fields(A& a, PlanOptions& options) {
-  auto& [pad, block_tables, changed_entries, flashinfer, shared_prefixes, positions, caller_ids] =
-      options;
+  auto& [pad, block_tables, changed_entries, flashinfer, shared_prefixes, positions, caller_ids,
+         table_stride, padded_sequences, padded_tokens, int64_slots, memory] = options;
   a.visit("pad", pad);
   a.visit("block_tables", block_tables);
   a.visit("changed_entries", changed_entries);
@@ -178,6 +181,12 @@ void fields(A& a, PlanOptions& options) {
   a.visit("shared_prefixes", shared_prefixes);
   a.visit("positions", positions);
   if (a.format() >= 3) a.visit("caller_ids", caller_ids);
+  if (a.format() < 4) return;
+  a.visit("table_stride", table_stride);
+  a.visit("padded_sequences", padded_sequences);
+  a.visit("padded_tokens", padded_tokens);
+  a.visit("int64_slots", int64_slots);
+  a.visit("memory", memory);
 }
 
 template <typename A>
@@ -204,7 +213,7 @@ void fields(A& a, ManagerOptions& options) {
   auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
          max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
          max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-         list_findable, id_tag, copies_by_host, max_announced_tokens] = options;
+         list_findable, id_tag, copies_by_host, max_announced_tokens, null_block] = options;
   a.visit("max_sequences", max_sequences);
   a.visit("max_pins", max_pins);
   a.visit("max_transfers", max_transfers);
@@ -225,6 +234,7 @@ void fields(A& a, ManagerOptions& options) {
   a.visit("id_tag", id_tag);
   if (a.format() >= 2) a.visit("copies_by_host", copies_by_host);
   if (a.format() >= 3) a.visit("max_announced_tokens", max_announced_tokens);
+  if (a.format() >= 4) a.visit("null_block", null_block);
 }
 
 }  // namespace kvfolio

@@ -134,7 +134,9 @@ void detail::imagine_storage(KVCacheManager& manager) noexcept {
   LogReplay::imagine_storage(manager);
 }
 
-void detail::write_format_2(OpLog& log) noexcept { OpWriter(log).write_format_2(); }
+void detail::write_format(OpLog& log, std::uint32_t format) noexcept {
+  OpWriter(log).write_format(format);
+}
 
 void detail::trust_host(KVCacheManager& manager) noexcept { LogReplay::trust_host(manager); }
 

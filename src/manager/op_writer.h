@@ -20,7 +20,7 @@ class OpWriter : public OpArchive<OpWriter> {
  public:
   explicit OpWriter(OpLog& log) noexcept : log_(log) {}
 
-  void write_format_2() noexcept { log_.format_ = 2; }
+  void write_format(std::uint32_t format) noexcept { log_.format_ = format; }
   [[nodiscard]] std::uint32_t format() const noexcept {
     return log_.format_ == 0 ? kOpLogFormat : log_.format_;
   }
@@ -72,6 +72,11 @@ class OpWriter : public OpArchive<OpWriter> {
   }
   void content(std::string_view, const std::array<std::byte, 32>& value) noexcept {
     log_.write(value.data(), value.size());
+  }
+  // How much the caller gave, and how it is aligned. What is written there is in the answer.
+  void memory(std::string_view, std::span<std::byte> value) noexcept {
+    number(value.size());
+    byte(static_cast<std::uint8_t>(reinterpret_cast<std::uintptr_t>(value.data()) % 8));
   }
   template <typename Id>
   void id(std::string_view name, Id value) noexcept {

@@ -60,6 +60,16 @@ Status check_options(const ManagerOptions& o) {
   return check_option("victim_policy", static_cast<std::int64_t>(o.victim_policy), 0, 3);
 }
 
+Status check_null_block(const CacheSpec& spec, const ManagerOptions& o) {
+  for (std::size_t g = 0; g < spec.groups.size() && o.null_block; ++g) {
+    if (spec.groups[g].num_blocks > 1) continue;
+    return {ErrorCode::kInvalidArgument,
+            concat("option null_block needs 2 blocks in each group, group ", g, " has ",
+                   spec.groups[g].num_blocks)};
+  }
+  return {};
+}
+
 // What the groups of a spec hold together.
 struct Totals {
   std::int64_t blocks = 0;       // of all groups
@@ -67,11 +77,12 @@ struct Totals {
   std::int64_t tokens_kept = 0;  // of the largest group that keeps all; 0: there is none
 };
 
-Totals totals_of(const CacheSpec& spec) {
+Totals totals_of(const CacheSpec& spec, bool null_block) {
   Totals totals;
   for (const GroupSpec& group : spec.groups) {
-    const std::int64_t tokens = std::int64_t{group.num_blocks} * group.block_size;
-    totals.blocks += group.num_blocks;
+    const std::int64_t blocks = std::int64_t{group.num_blocks} - (null_block ? 1 : 0);
+    const std::int64_t tokens = blocks * group.block_size;
+    totals.blocks += blocks;
     totals.tokens = std::max(totals.tokens, tokens);
     if (GroupRule(group).keeps_all()) totals.tokens_kept = std::max(totals.tokens_kept, tokens);
   }
@@ -95,8 +106,9 @@ std::int64_t shared_entries(const CacheSpec& spec, const ManagerOptions& o) {
 Result<ManagerOptions> derive_options(const CacheSpec& spec, const ManagerOptions& given) {
   KVFOLIO_RETURN_IF_ERROR(validate(spec));
   KVFOLIO_RETURN_IF_ERROR(check_options(given));
+  KVFOLIO_RETURN_IF_ERROR(check_null_block(spec, given));
   ManagerOptions o = given;
-  const Totals totals = totals_of(spec);
+  const Totals totals = totals_of(spec, o.null_block);
 
   // A group that keeps all bounds a sequence. Windows alone let it outlive the pool.
   const bool outlives = totals.tokens_kept == 0;

@@ -20,13 +20,49 @@ Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("plan: pad is ", options.pad, ", allowed: -1 and 0"));
   }
-  Step& step = m.steps_.open();
-  m.close_ranks(step);
-  PlanWriter writer(m.rows_, m.tables_, m.groups_, step);
+  if (!m.options_.null_block || options.pad == 0) return m.plan_open_step(options);
+  PlanOptions with_null_block = options;
+  with_null_block.pad = 0;
+  return m.plan_open_step(with_null_block);
+}
+
+Result<const StepPlan*> KVCacheManager::Impl::plan_open_step(const PlanOptions& options) {
+  Step& step = steps_.open();
+  close_ranks(step);
+  PlanWriter writer(rows_, tables_, groups_, step);
   if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(writer.check_flashinfer());
+  if (has_shape(options)) [[unlikely]] {
+    return plan_shaped(options, writer);
+  }
   KVFOLIO_RETURN_IF_ERROR(writer.reserve(options));
   writer.write(options);
   return &step.plan;
+}
+
+Result<const StepPlan*> KVCacheManager::Impl::plan_shaped(const PlanOptions& options,
+                                                          PlanWriter& writer) {
+  KVFOLIO_RETURN_IF_ERROR(check_shape("plan", options, num_groups(), options_.max_sequences));
+  const Result<PlanLayout> layout = writer.layout(options);
+  if (!layout) return layout.error();
+  const auto given = static_cast<std::int64_t>(options.memory.size());
+  if (given > 0 && given < layout->bytes()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("plan: memory has ", given, " bytes, needed: ", layout->bytes()));
+  }
+  if (given == 0) KVFOLIO_RETURN_IF_ERROR(writer.reserve(*layout));
+  writer.write(options, *layout,
+               given == 0 ? nullptr : reinterpret_cast<std::int32_t*>(options.memory.data()));
+  return &steps_.open().plan;
+}
+
+Result<std::int64_t> KVCacheManager::plan_bytes(const PlanOptions& options) const {
+  KVFOLIO_RETURN_IF_MOVED("plan_bytes");
+  const Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(
+      check_shape("plan_bytes", options, m.num_groups(), m.options_.max_sequences));
+  const Result<PlanSizes> sizes = fixed_sizes(options, m.num_groups());
+  if (!sizes) return sizes.error();
+  return PlanLayout::of(options, *sizes, m.num_groups()).bytes();
 }
 
 Status KVCacheManager::run_copies() {

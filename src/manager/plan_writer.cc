@@ -79,8 +79,9 @@ std::int64_t PlanWriter::words_for(const PlanOptions& options) const noexcept {
   return words;
 }
 
-Status PlanWriter::reserve(const PlanOptions& options) {
-  const std::int64_t words = words_for(options);
+Status PlanWriter::reserve(const PlanOptions& options) { return reserve(words_for(options)); }
+
+Status PlanWriter::reserve(std::int64_t words) {
   if (words <= static_cast<std::int64_t>(step_.words.size())) return {};
   FixedArray<std::int32_t> larger;
   if (!larger.allocate_zeroed(words + words / 2)) {
@@ -93,7 +94,7 @@ Status PlanWriter::reserve(const PlanOptions& options) {
 // ---- writing ----
 
 void PlanWriter::write(const PlanOptions& options) noexcept {
-  std::int32_t* at = write_rows(step_.words.data());
+  std::int32_t* at = write_rows(step_.words.data(), step_.num_entries + 1, step_.num_entries);
   step_.plan.positions = {};
   if (options.positions) at = write_positions(at);
   step_.plan.caller_ids = {};
@@ -105,18 +106,23 @@ void PlanWriter::write(const PlanOptions& options) noexcept {
   }
   step_.num_words = at - step_.words.data();
   KVFOLIO_DCHECK(step_.num_words <= static_cast<std::int64_t>(step_.words.size()));
+  note_written(options);
+}
+
+void PlanWriter::note_written(const PlanOptions& options) noexcept {
   step_.planned_changes = options.changed_entries;  // it takes the place of the plan before
   step_.num_planned = step_.num_entries;
 }
 
-std::int32_t* PlanWriter::write_rows(std::int32_t* at) noexcept {
+std::int32_t* PlanWriter::write_rows(std::int32_t* at, std::int64_t first,
+                                     std::int64_t room) noexcept {
   const auto n = static_cast<std::size_t>(step_.num_entries);
   std::int32_t* query_start = at;
-  std::int32_t* rows = query_start + n + 1;
-  std::int32_t* kv_lens = rows + n;
-  std::int32_t* trim_sinks = kv_lens + n;
-  std::int32_t* trim_first_kept = trim_sinks + n;
-  std::int32_t* rewinds = trim_first_kept + n;
+  std::int32_t* rows = query_start + first;
+  std::int32_t* kv_lens = rows + room;
+  std::int32_t* trim_sinks = kv_lens + room;
+  std::int32_t* trim_first_kept = trim_sinks + room;
+  std::int32_t* rewinds = trim_first_kept + room;
   query_start[0] = 0;
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
     const StepEntry& e = step_.entries[i];
@@ -140,7 +146,7 @@ std::int32_t* PlanWriter::write_rows(std::int32_t* at) noexcept {
   plan.trim_first_kept = {trim_first_kept, n};
   plan.groups = step_.group_plans;
   plan.rewinds = {rewinds, n};
-  return rewinds + n;
+  return rewinds + room;
 }
 
 std::int32_t* PlanWriter::write_positions(std::int32_t* at) noexcept {
@@ -177,12 +183,16 @@ std::int32_t* PlanWriter::write_group(std::int32_t g, const PlanOptions& options
     plan.block_table = {begin, static_cast<std::size_t>(at - begin)};
     plan.block_table_stride = static_cast<std::int32_t>(widest);
   }
-  if (options.changed_entries) at = write_changes(g, plan, at);
-  if (options.flashinfer) at = write_flashinfer(g, plan, at);
-  return write_copies(g, plan, at);
+  if (options.changed_entries) at = write_changes(g, plan, at, num_unplanned(g));
+  if (options.flashinfer) {
+    const std::int64_t n = step_.num_entries;
+    at = write_flashinfer(g, plan, at, n + 1, n, at + 3 * n + 1);
+  }
+  return step_.num_displaced == 0 ? at : write_copies(g, plan, at, step_.num_copies(g));
 }
 
-std::int32_t* PlanWriter::write_slots(std::int32_t g, std::int32_t* at) const noexcept {
+template <typename Slot>
+Slot* PlanWriter::write_slots(std::int32_t g, Slot* at) const noexcept {
   const std::int32_t size = group(g).spec.block_size;
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
     const StepEntry& e = step_.entries[i];
@@ -216,12 +226,11 @@ std::int32_t* PlanWriter::write_tables(std::int32_t g, std::int32_t pad, std::in
   return at;
 }
 
-std::int32_t* PlanWriter::write_changes(std::int32_t g, GroupPlan& plan,
-                                        std::int32_t* at) const noexcept {
-  const std::int64_t most = num_unplanned(g);
+std::int32_t* PlanWriter::write_changes(std::int32_t g, GroupPlan& plan, std::int32_t* at,
+                                        std::int64_t room) const noexcept {
   std::int32_t* rows = at;
-  std::int32_t* columns = rows + most;
-  std::int32_t* blocks = columns + most;
+  std::int32_t* columns = rows + room;
+  std::int32_t* blocks = columns + room;
   std::size_t count = 0;
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
     const std::int32_t row = step_.entries[i].row;
@@ -238,16 +247,16 @@ std::int32_t* PlanWriter::write_changes(std::int32_t g, GroupPlan& plan,
   plan.changed_rows = {rows, count};
   plan.changed_columns = {columns, count};
   plan.changed_blocks = {blocks, count};
-  return blocks + most;
+  return blocks + room;
 }
 
-std::int32_t* PlanWriter::write_flashinfer(std::int32_t g, GroupPlan& plan,
-                                           std::int32_t* at) const noexcept {
+std::int32_t* PlanWriter::write_flashinfer(std::int32_t g, GroupPlan& plan, std::int32_t* at,
+                                           std::int64_t first, std::int64_t room,
+                                           std::int32_t* indices) const noexcept {
   const auto n = static_cast<std::size_t>(step_.num_entries);
   std::int32_t* indptr = at;
-  std::int32_t* last_page = indptr + n + 1;
-  std::int32_t* first_live = last_page + n;
-  std::int32_t* indices = first_live + n;
+  std::int32_t* last_page = indptr + first;
+  std::int32_t* first_live = last_page + room;
   at = indices;
   indptr[0] = 0;
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
@@ -270,22 +279,144 @@ std::int32_t* PlanWriter::write_flashinfer(std::int32_t g, GroupPlan& plan,
   return at;
 }
 
-std::int32_t* PlanWriter::write_copies(std::int32_t g, GroupPlan& plan,
-                                       std::int32_t* at) const noexcept {
-  if (step_.num_displaced == 0) return at;
-  const auto count = static_cast<std::size_t>(step_.num_copies(g));
+std::int32_t* PlanWriter::write_copies(std::int32_t g, GroupPlan& plan, std::int32_t* at,
+                                       std::int64_t room) const noexcept {
   std::int32_t* sources = at;
-  std::int32_t* targets = at + count;
-  plan.copy_src = {sources, count};
-  plan.copy_dst = {targets, count};
+  std::int32_t* targets = at + room;
   for (std::int32_t i = 0; i < step_.num_entries; ++i) {
     const TailChange& tail = step_.change(i, g);
     if (tail.copy_to < 0) continue;
     *sources++ = tail.source;
     *targets++ = tail.copy_to;
   }
+  plan.copy_src = {at, sources};
+  plan.copy_dst = {at + room, targets};
   return targets;
 }
+
+// ---- fixed shapes ----
+
+Result<PlanLayout> PlanWriter::layout(const PlanOptions& options) const {
+  const auto too_small = [](std::string_view name, std::int64_t given, std::int64_t needed,
+                            const std::string& what) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("plan: ", name, " is ", given, ", the step has ", needed, " ", what));
+  };
+  std::int64_t tokens = 0;
+  for (std::int32_t i = 0; i < step_.num_entries; ++i) {
+    tokens += step_.entries[i].end - step_.entries[i].begin;
+  }
+  PlanSizes sizes;
+  const bool pads = options.padded_sequences > 0;
+  sizes.sequences = pads ? options.padded_sequences : step_.num_entries;
+  sizes.tokens = options.padded_tokens > 0 ? options.padded_tokens : tokens;
+  if (step_.num_entries > sizes.sequences) {
+    return too_small("padded_sequences", sizes.sequences, step_.num_entries, "sequences");
+  }
+  if (tokens > sizes.tokens) return too_small("padded_tokens", sizes.tokens, tokens, "tokens");
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const TableSizes tables = table_sizes(g);
+    PlanSizes::Group& size = sizes.groups[static_cast<std::size_t>(g)];
+    const std::int64_t stride = fixed_stride(options, g);
+    if (stride > 0 && tables.widest > stride) {
+      return too_small(concat("table_stride[", g, "]"), stride, tables.widest, "blocks in a table");
+    }
+    size.is_fixed = pads && stride > 0;
+    size.stride = stride > 0 ? stride : tables.widest;
+    size.indices = size.is_fixed ? sizes.sequences * stride : tables.all;
+    size.changed = size.is_fixed ? sizes.sequences * stride : num_unplanned(g);
+    size.copies = pads ? sizes.sequences : step_.num_copies(g);
+  }
+  return PlanLayout::of(options, sizes, num_groups());
+}
+
+void PlanWriter::write(const PlanOptions& options, const PlanLayout& layout,
+                       std::int32_t* memory) noexcept {
+  std::int32_t* const words = memory != nullptr ? memory : step_.words.data();
+  KVFOLIO_DCHECK(memory != nullptr ||
+                 layout.words <= static_cast<std::int64_t>(step_.words.size()));
+  write_rows(words + layout.rows, layout.row_words, layout.row_words);
+  pad_rows(layout, words);
+  step_.plan.positions = {};
+  if (options.positions) {
+    std::int32_t* const begin = words + layout.positions;
+    std::fill(write_positions(begin), begin + layout.sizes.tokens, 0);
+    step_.plan.positions = {begin, static_cast<std::size_t>(layout.sizes.tokens)};
+  }
+  step_.plan.caller_ids = {};
+  if (options.caller_ids) write_caller_ids();
+  step_.num_shared = 0;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    write_group(g, options, layout, words);
+    if (options.shared_prefixes) find_shared_prefixes(g);
+  }
+  step_.num_words = memory != nullptr ? 0 : layout.words;
+  note_written(options);
+}
+
+void PlanWriter::pad_rows(const PlanLayout& layout, std::int32_t* words) noexcept {
+  StepPlan& plan = step_.plan;
+  std::int32_t* array = words + layout.rows;
+  const auto pad = [&](std::span<const std::int32_t>& of, std::int32_t with) {
+    const std::int64_t size = layout.sizes.sequences + (&of == &plan.query_start ? 1 : 0);
+    std::fill(array + of.size(), array + size, with);
+    of = {array, static_cast<std::size_t>(size)};
+    array += layout.row_words;
+  };
+  pad(plan.query_start, plan.num_tokens);
+  pad(plan.rows, -1);
+  pad(plan.kv_lens, 0);
+  pad(plan.trim_sinks, 0);
+  pad(plan.trim_first_kept, 0);
+  pad(plan.rewinds, 0);
+}
+
+void PlanWriter::pad_pages(GroupPlan& plan, const PlanLayout& layout,
+                           std::int32_t* pages) const noexcept {
+  std::int32_t* array = pages;
+  const auto pad = [&](std::span<const std::int32_t>& of, std::int64_t size, std::int32_t with) {
+    std::fill(array + of.size(), array + size, with);
+    of = {array, static_cast<std::size_t>(size)};
+    array += layout.row_words;
+  };
+  pad(plan.kv_indptr, layout.sizes.sequences + 1, plan.kv_indptr.back());
+  pad(plan.kv_last_page_len, layout.sizes.sequences, 1);
+  pad(plan.kv_first_live, layout.sizes.sequences, 0);
+}
+
+void PlanWriter::write_group(std::int32_t g, const PlanOptions& options, const PlanLayout& layout,
+                             std::int32_t* words) noexcept {
+  GroupPlan& plan = step_.group_plans[static_cast<std::size_t>(g)];
+  plan = {};
+  const PlanSizes::Group& size = layout.sizes.groups[static_cast<std::size_t>(g)];
+  const PlanLayout::Group& at = layout.groups[static_cast<std::size_t>(g)];
+  const auto write_padded_slots = [&]<typename Slot>(Slot* begin) {
+    Slot* const end = begin + layout.sizes.tokens;
+    std::fill(write_slots(g, begin), end, Slot{-1});
+    return std::span<const Slot>(begin, end);
+  };
+  if (options.int64_slots) {
+    plan.slot_mapping_64 = write_padded_slots(reinterpret_cast<std::int64_t*>(words + at.slots));
+  } else {
+    plan.slot_mapping = write_padded_slots(words + at.slots);
+  }
+  if (options.block_tables) {
+    std::int32_t* const begin = words + at.table;
+    std::int32_t* const end = begin + layout.sizes.sequences * size.stride;
+    std::fill(write_tables(g, options.pad, size.stride, begin), end, options.pad);
+    plan.block_table = {begin, end};
+    plan.block_table_stride = static_cast<std::int32_t>(size.stride);
+  }
+  if (options.changed_entries) write_changes(g, plan, words + at.changed, at.changed_words);
+  if (options.flashinfer) {
+    std::int32_t* const pages = words + at.pages;
+    write_flashinfer(g, plan, pages, layout.row_words, layout.row_words, words + at.indices);
+    pad_pages(plan, layout, pages);
+  }
+  if (step_.num_displaced > 0) write_copies(g, plan, words + at.copies, at.copy_words);
+}
+
+// ---- shared prefixes ----
 
 // Runs of neighbours whose tables begin with the same full blocks, all of whose tokens each of them
 // reads and behind which all that they compute lies: a token that replays a whole hit may lie in a

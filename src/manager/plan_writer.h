@@ -5,6 +5,9 @@
 // behind the other into the step's own buffer, which grows only when a plan is larger than any
 // before. It reads sequences and tables, and changes nothing but the step. One writer is made for
 // one plan.
+//
+// A plan of fixed shapes (plan_layout.h) is made of the same arrays, which stand elsewhere, and of
+// what pads them.
 
 #include <cstdint>
 #include <span>
@@ -12,6 +15,7 @@
 #include "kvfolio/status.h"
 #include "kvfolio/step_plan.h"
 #include "manager/group.h"
+#include "manager/plan_layout.h"
 #include "manager/rows.h"
 #include "manager/step_log.h"
 #include "manager/tables.h"
@@ -31,6 +35,15 @@ class PlanWriter {
   [[nodiscard]] Status reserve(const PlanOptions& options);
   // Requires: reserve() of the same options, and check_flashinfer() where they want its arrays.
   void write(const PlanOptions& options) noexcept;
+
+  // ---- fixed shapes ----
+
+  // Where the arrays of a plan with these options lie. kInvalidArgument: the step does not fit
+  // them; names both numbers. Requires: check_shape() of the options.
+  [[nodiscard]] Result<PlanLayout> layout(const PlanOptions& options) const;
+  // As reserve() and write(). `memory`: where the words are; null: in the step's buffer.
+  [[nodiscard]] Status reserve(const PlanLayout& layout) { return reserve(layout.words); }
+  void write(const PlanOptions& options, const PlanLayout& layout, std::int32_t* memory) noexcept;
 
  private:
   // Entries of the block tables of the step's sequences: of the longest, and of all together.
@@ -59,19 +72,34 @@ class PlanWriter {
   [[nodiscard]] std::int64_t num_unplanned(std::int32_t g) const noexcept;
   [[nodiscard]] std::int64_t words_for(const PlanOptions& options) const noexcept;
 
+  [[nodiscard]] Status reserve(std::int64_t words);
+
   // Each fills arrays from `at` on, and returns where they end: two of all groups, then one
-  // group's.
-  std::int32_t* write_rows(std::int32_t* at) noexcept;
+  // group's. `room`: words from the begin of one array to that of the next; `first` those of an
+  // array that has one entry more, and stands in front of the others.
+  std::int32_t* write_rows(std::int32_t* at, std::int64_t first, std::int64_t room) noexcept;
   std::int32_t* write_positions(std::int32_t* at) noexcept;
   void write_caller_ids() noexcept;
   std::int32_t* write_group(std::int32_t g, const PlanOptions& options, std::int32_t* at) noexcept;
-  std::int32_t* write_slots(std::int32_t g, std::int32_t* at) const noexcept;
+  template <typename Slot>
+  Slot* write_slots(std::int32_t g, Slot* at) const noexcept;
   std::int32_t* write_tables(std::int32_t g, std::int32_t pad, std::int64_t stride,
                              std::int32_t* at) const noexcept;
-  std::int32_t* write_changes(std::int32_t g, GroupPlan& plan, std::int32_t* at) const noexcept;
-  std::int32_t* write_flashinfer(std::int32_t g, GroupPlan& plan, std::int32_t* at) const noexcept;
-  std::int32_t* write_copies(std::int32_t g, GroupPlan& plan, std::int32_t* at) const noexcept;
+  std::int32_t* write_changes(std::int32_t g, GroupPlan& plan, std::int32_t* at,
+                              std::int64_t room) const noexcept;
+  std::int32_t* write_flashinfer(std::int32_t g, GroupPlan& plan, std::int32_t* at,
+                                 std::int64_t first, std::int64_t room,
+                                 std::int32_t* indices) const noexcept;
+  std::int32_t* write_copies(std::int32_t g, GroupPlan& plan, std::int32_t* at,
+                             std::int64_t room) const noexcept;
   void find_shared_prefixes(std::int32_t g) noexcept;
+  // What the step's plan has besides arrays.
+  void note_written(const PlanOptions& options) noexcept;
+  void write_group(std::int32_t g, const PlanOptions& options, const PlanLayout& layout,
+                   std::int32_t* words) noexcept;
+  // Behind the step's sequences, up to the sizes of the layout.
+  void pad_rows(const PlanLayout& layout, std::int32_t* words) noexcept;
+  void pad_pages(GroupPlan& plan, const PlanLayout& layout, std::int32_t* pages) const noexcept;
 
   const Rows& rows_;
   const Tables& tables_;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kvfolio/block_table.h"
@@ -65,6 +66,20 @@ class PlanWriterTest : public testing::Test {
     EXPECT_TRUE(writer.reserve(options).ok());
     writer.write(options);
     return steps_.open().plan;
+  }
+
+  const StepPlan& shaped(const PlanOptions& options) {
+    PlanWriter writer(rows_, tables_, groups_, steps_.open());
+    const Result<PlanLayout> layout = writer.layout(options);
+    EXPECT_TRUE(layout) << layout.error().message();
+    EXPECT_TRUE(writer.reserve(*layout).ok());
+    writer.write(options, *layout, nullptr);
+    return steps_.open().plan;
+  }
+  std::string refusal(const PlanOptions& options) {
+    const Result<PlanLayout> layout =
+        PlanWriter(rows_, tables_, groups_, steps_.open()).layout(options);
+    return layout ? "" : layout.error().message();
   }
 
   std::vector<Group> groups_;
@@ -165,6 +180,60 @@ TEST_F(PlanWriterTest, AStepOfNoSequenceHasAPlanOfNoTokens) {
   EXPECT_THAT(p.query_start, ElementsAre(0));
   EXPECT_THAT(p.groups[0].kv_indptr, ElementsAre(0));
   EXPECT_THAT(p.positions, IsEmpty());
+}
+
+TEST_F(PlanWriterTest, RowsAndTokensArePaddedToTheirFixedNumbers) {
+  add(0, 6, {5, 2}, {9, 8, 7});
+  add(6, 7, {3, 4}, {-1, -1, 1, 0});
+  const StepPlan& p = shaped({.positions = true, .padded_sequences = 3, .padded_tokens = 9});
+  EXPECT_EQ(p.num_tokens, 7);
+  EXPECT_EQ(p.sequences.size(), 2u);
+  EXPECT_THAT(p.query_start, ElementsAre(0, 6, 7, 7));
+  EXPECT_THAT(p.kv_lens, ElementsAre(6, 7, 0));
+  EXPECT_EQ(p.rows[2], -1);
+  EXPECT_THAT(p.positions, ElementsAre(0, 1, 2, 3, 4, 5, 6, 0, 0));
+  EXPECT_THAT(p.groups[0].slot_mapping, ElementsAre(20, 21, 22, 23, 8, 9, 18, -1, -1));
+  EXPECT_THAT(p.groups[1].block_table, ElementsAre(9, 8, 7, -1, -1, -1, 1, 0, -1, -1, -1, -1));
+}
+
+TEST_F(PlanWriterTest, AFixedStrideIsThatOfItsGroupAlone) {
+  add(6, 7, {3, 4}, {-1, -1, 1, 0});
+  const std::array<std::int32_t, 2> strides = {3, 0};
+  const StepPlan& p = shaped({.pad = 0, .table_stride = strides});
+  EXPECT_THAT(p.groups[0].block_table, ElementsAre(3, 4, 0));
+  EXPECT_THAT(p.groups[1].block_table, ElementsAre(0, 0, 1, 0));
+  EXPECT_EQ(p.groups[0].block_table_stride, 3);
+}
+
+TEST_F(PlanWriterTest, FlashInferHasNoPagesForRowsOfPadding) {
+  add(6, 7, {3, 4}, {-1, -1, 1, 0});
+  const std::array<std::int32_t, 2> strides = {4, 4};
+  const StepPlan& p = shaped({.flashinfer = true, .table_stride = strides, .padded_sequences = 3});
+  EXPECT_THAT(p.groups[1].kv_indptr, ElementsAre(0, 2, 2, 2));
+  EXPECT_THAT(p.groups[1].kv_indices, ElementsAre(1, 0));
+  EXPECT_THAT(p.groups[1].kv_last_page_len, ElementsAre(1, 1, 1));
+  EXPECT_THAT(p.groups[1].kv_first_live, ElementsAre(4, 0, 0));
+}
+
+TEST_F(PlanWriterTest, SlotsMayHave64Bits) {
+  add(5, 8, {5, 2}, {9, 8, 7, 6});
+  steps_.open().entries[0].write_begin = 6;
+  const StepPlan& p = shaped({.padded_tokens = 4, .int64_slots = true});
+  EXPECT_THAT(p.groups[0].slot_mapping_64, ElementsAre(-1, 10, 11, -1));
+  EXPECT_THAT(p.groups[0].slot_mapping, IsEmpty());
+  EXPECT_THAT(plan({}).groups[0].slot_mapping_64, IsEmpty());
+}
+
+TEST_F(PlanWriterTest, AStepBeyondAFixedSizeIsRefusedWithBothNumbers) {
+  add(0, 6, {5, 2}, {9, 8, 7});
+  add(6, 7, {3, 4}, {-1, -1, 1, 0});
+  const std::array<std::int32_t, 2> strides = {2, 3};
+  EXPECT_EQ(refusal({.table_stride = strides}),
+            "plan: table_stride[1] is 3, the step has 4 blocks in a table");
+  EXPECT_EQ(refusal({.padded_sequences = 1}),
+            "plan: padded_sequences is 1, the step has 2 sequences");
+  EXPECT_EQ(refusal({.padded_tokens = 6}), "plan: padded_tokens is 6, the step has 7 tokens");
+  EXPECT_EQ(refusal({.padded_sequences = 2, .padded_tokens = 7}), "");
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 namespace kvfolio {
 
-Status Room::allocate(std::span<const GroupSpec> groups) {
+Status Room::allocate(std::span<const GroupSpec> groups, bool null_block) {
   std::vector<std::int32_t> num_blocks;
   num_blocks.reserve(groups.size());
   for (const GroupSpec& spec : groups) num_blocks.push_back(spec.num_blocks);
@@ -23,6 +23,7 @@ Status Room::allocate(std::span<const GroupSpec> groups) {
   for (const GroupSpec& spec : groups) {
     Result<BlockPool> pool = BlockPool::create(spec.num_blocks);
     if (!pool) return std::move(pool).error();
+    if (null_block) pool->keep_null_block();
     groups_.push_back({std::move(*pool), {}});
     const bool has_borders = !GroupRule(spec).keeps_all();
     if (has_borders && !groups_.back().borders.allocate_zeroed(spec.num_blocks)) {
@@ -41,8 +42,8 @@ Shortage Room::shortage(std::int32_t g, std::int64_t needed) const noexcept {
   s.free = of.num_free();
   s.evictable = of.num_cached();
   s.retiring = of.num_retiring();
-  s.num_blocks = of.num_blocks();
-  s.pinned = of.num_blocks() - s.free - s.evictable - s.retiring;
+  s.num_blocks = of.num_usable();
+  s.pinned = of.num_usable() - s.free - s.evictable - s.retiring;
   return s;
 }
 

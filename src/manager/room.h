@@ -41,8 +41,9 @@ class Room {
     [[nodiscard]] bool fits() const noexcept { return short_of < 0; }
   };
 
-  // kInvalidArgument: more blocks than an LruOrder ranks; kOutOfMemory.
-  [[nodiscard]] Status allocate(std::span<const GroupSpec> groups);
+  // null_block: block 0 of each group is never given out. kInvalidArgument: more blocks than an
+  // LruOrder ranks; kOutOfMemory. Requires: with null_block each group has two blocks or more.
+  [[nodiscard]] Status allocate(std::span<const GroupSpec> groups, bool null_block = false);
 
   [[nodiscard]] BlockPool& pool(std::int32_t g) noexcept { return at(g).pool; }
   [[nodiscard]] const BlockPool& pool(std::int32_t g) const noexcept { return at(g).pool; }

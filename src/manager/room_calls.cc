@@ -72,7 +72,7 @@ Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_group("usage", group_id));
   const BlockPool& pool = m.blocks_.pool(group_id.value());
-  return GroupUsage{.num_blocks = pool.num_blocks(),
+  return GroupUsage{.num_blocks = pool.num_usable(),
                     .free = pool.num_free(),
                     .held = pool.num_held(),
                     .cached = pool.num_cached(),
@@ -87,7 +87,7 @@ double KVCacheManager::Impl::utilization() const noexcept {
   double most = 0.0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const BlockPool& pool = blocks_.pool(g);
-    most = std::max(most, static_cast<double>(pool.num_held()) / pool.num_blocks());
+    most = std::max(most, static_cast<double>(pool.num_held()) / pool.num_usable());
   }
   return most;
 }

@@ -165,7 +165,8 @@ class StateReader::Writer {
     const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                  max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                  max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-                 list_findable, id_tag, copies_by_host, max_announced_tokens] = m_.options_;
+                 list_findable, id_tag, copies_by_host, max_announced_tokens, null_block] =
+        m_.options_;
     static_cast<void>(id_tag);
     for (const std::int64_t value :
          {std::int64_t{max_sequences}, std::int64_t{max_pins}, std::int64_t{max_transfers},
@@ -181,6 +182,7 @@ class StateReader::Writer {
     put(victim_policy);
     put(list_findable);
     put(copies_by_host);
+    if (null_block) put(-13);  // without it the number is that of managers that know of none
   }
 
   void write_tree() {

@@ -56,7 +56,7 @@ std::string to_string(const ManagerOptions& options) {
   const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-               list_findable, id_tag, copies_by_host, max_announced_tokens] = options;
+               list_findable, id_tag, copies_by_host, max_announced_tokens, null_block] = options;
   Fields out;
   out.add("max_sequences", max_sequences)
       .add("max_pins", max_pins)
@@ -77,7 +77,8 @@ std::string to_string(const ManagerOptions& options) {
       .add("list_findable", list_findable)
       .add("id_tag", id_tag)
       .add("copies_by_host", copies_by_host)
-      .add("max_announced_tokens", max_announced_tokens);
+      .add("max_announced_tokens", max_announced_tokens)
+      .add("null_block", null_block);
   return out.take();
 }
 

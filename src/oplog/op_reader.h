@@ -5,7 +5,9 @@
 // compared with the bytes that are left before memory is taken for it, and the first thing that is
 // wrong ends the reading. What it reads into spans stays until the next call.
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <deque>
 #include <limits>
 #include <string>
@@ -43,6 +45,9 @@ class OpPrinter : public OpArchive<OpPrinter> {
   template <typename Id>
   void id(std::string_view name, Id value) {
     item(name, to_string(value));
+  }
+  void memory(std::string_view name, std::span<std::byte> value) {
+    if (!value.empty()) item(name, text::concat(value.size(), " bytes"));
   }
   template <typename T>
   void list(std::string_view name, std::span<const T> values) {
@@ -117,6 +122,12 @@ class OpDecoder : public OpArchive<OpDecoder> {
     auto bits = value.value();
     integer(name, bits);
     value = Id(bits);
+  }
+  // Says how much there was and how it was aligned; it is not memory. Who makes the call again
+  // gives memory in its place.
+  void memory(std::string_view, std::span<std::byte>& value) {
+    const std::uint64_t size = number();
+    value = {no_memory_.data() + byte() % no_memory_.size(), static_cast<std::size_t>(size)};
   }
   template <typename T>
   void list(std::string_view, std::span<const T>& values) {
@@ -209,6 +220,7 @@ class OpDecoder : public OpArchive<OpDecoder> {
   std::int32_t count_ = 0;
   std::vector<std::int32_t> blocks_;
   std::vector<FindableBlock> findable_;
+  alignas(8) std::array<std::byte, 8> no_memory_{};
 };
 
 }  // namespace kvfolio

@@ -3,6 +3,12 @@
 // The calls of a log again, on a manager made as its header says.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <vector>
 
 #include "base/text.h"
 #include "oplog/op_reader.h"
@@ -29,22 +35,36 @@ double most_memory(const CacheSpec& spec, const ManagerOptions& o) {
          4.0 * (1 + steps) * static_cast<double>(o.max_table_entries);
 }
 
-// The arrays of the next plan: tables of all sequences, as wide as that of the longest.
-double plan_memory(const KVCacheManager& manager) {
+// The arrays of the next plan: tables of all sequences, as wide as that of the longest; or as much
+// as the options make of them.
+double plan_memory(const KVCacheManager& manager, const PlanOptions& options) {
   std::vector<SequenceId> ids(static_cast<std::size_t>(manager.num_sequences()));
   manager.sequences(ids);
   double in_step = 0;
   double longest = 0;
+  double tokens = options.padded_tokens;
   for (const SequenceId id : ids) {
     const Result<SequenceInfo> info = manager.info(id);
     if (!info || !info->in_open_step) continue;
     in_step += 1;
     longest = std::max(longest, static_cast<double>(info->length));
+    tokens += info->length;
   }
+  const double rows = std::max<double>(in_step, options.padded_sequences) + 8;
+  const bool has_shape = !options.table_stride.empty() || options.padded_sequences > 0 ||
+                         options.padded_tokens > 0 || options.int64_slots ||
+                         !options.memory.empty();
+  double stride = 0;
+  for (const std::int32_t given : options.table_stride) stride = std::max<double>(stride, given);
   double words = 0;
   for (const GroupSpec& group : manager.spec().groups) {
-    words += 3 * in_step * (longest / group.block_size + 2);
+    const double blocks = longest / group.block_size + 2;
+    words += 3 * in_step * blocks;
+    if (!has_shape) continue;
+    // Entries of tables stand there five times at most: tables, FlashInfer, three of changes.
+    words += 5 * rows * std::max(blocks, stride) + 8 * rows + 2 * (tokens + 8) + 64;
   }
+  if (has_shape) words += 8 * rows + tokens + 64;
   return 4 * words;
 }
 
@@ -73,7 +93,9 @@ class Replayer {
  private:
   template <typename Function, typename... Arguments>
   void make(Op op, Function function, std::tuple<Arguments...>& arguments, const Answer* recorded) {
-    if (op == Op::kPlan && stops_plan()) return;
+    if constexpr (std::is_same_v<std::tuple<Arguments...>, std::tuple<PlanOptions>>) {
+      if (stops_plan(std::get<0>(arguments))) return;
+    }
     // What the storage could not do then, or failed to do, is not asked of one that is imagined.
     const auto is = [&](ErrorCode code) {
       return recorded->code == static_cast<std::uint32_t>(code);
@@ -104,17 +126,29 @@ class Replayer {
         decoder_.end().num_calls, name, OpPrinter::print(arguments),
         OpPrinter::print(op, *recorded, alike), OpPrinter::print(op, answer, alike)};
   }
-  bool stops_plan() {
-    const double bytes = plan_memory(replay_.manager);
-    if (bytes <= static_cast<double>(options_.max_memory_bytes)) return false;
+  bool stops_plan(PlanOptions& plan) {
+    const double bytes = plan_memory(replay_.manager, plan);
+    if (bytes <= static_cast<double>(options_.max_memory_bytes)) {
+      give_memory(plan.memory, static_cast<std::size_t>(bytes));
+      return false;
+    }
     replay_.broken = refused(bytes, options_);
     return stop_ = true;
+  }
+  // As the caller gave it, but no more than the plan can need.
+  void give_memory(std::span<std::byte>& memory, std::size_t most) {
+    if (memory.empty()) return;
+    const std::size_t behind = reinterpret_cast<std::uintptr_t>(memory.data()) % 8;
+    const std::size_t size = std::min(memory.size(), most);
+    memory_.resize(size / 8 + 2);
+    memory = {reinterpret_cast<std::byte*>(memory_.data()) + behind, size};
   }
 
   OpDecoder& decoder_;
   const OpLogHeader& header_;
   const ReplayOptions& options_;
   Replay& replay_;
+  std::vector<std::uint64_t> memory_;  // of the plan at hand
   bool stop_ = false;
 };
 

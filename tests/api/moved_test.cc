@@ -93,6 +93,7 @@ TEST(Moved, ACallThatCanSaysThatTheManagerWasMovedFrom) {
   says("is_findable", status_of(m.is_findable(GroupId(0), BlockId(0))));
   says("findable_end", status_of(m.findable_end(GroupId(0), BlockId(0))));
   says("block_state", status_of(m.block_state(GroupId(0), BlockId(0))));
+  says("plan_bytes", status_of(m.plan_bytes({})));
   says("widest", status_of(m.widest(GroupId(0))));
   says("copy_to", status_of(m.copy_to(there)));
   says("state_hash", status_of(m.state_hash()));

@@ -430,7 +430,7 @@ TEST(OpLog, ALogFromBeforeMistakesWereRefusedIsReplayedAsItWasAnswered) {
       must(KVCacheManager::create(must(KVStorage::create(CacheSpec{recorded_groups()}))));
   detail::trust_host(manager);  // as the library was then
   OpLog log(log_bytes);
-  detail::write_format_2(log);
+  detail::write_format(log, 2);
   manager.record(&log);
   make_every_mistake(manager);
   manager.record(nullptr);
@@ -452,7 +452,7 @@ TEST(OpLog, ALogOfFormat2IsReplayed) {
   Memory log_bytes;
   Engine e({full_group(4, 16), window_group(4, 16, 5)});
   OpLog log(log_bytes);
-  detail::write_format_2(log);
+  detail::write_format(log, 2);
   e.manager.record(&log);
   e.cache(tokens(1, 6));
   e.say(tokens(1, 9));
@@ -487,6 +487,82 @@ TEST(OpLog, RewindsCallersAndTouchesAreReplayed) {
   EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->replayed;
   EXPECT_EQ(replay.manager.spec().groups[1].rewind, 7);
   EXPECT_EQ(replay.manager.counters().sequences_closed, 1U);
+}
+
+TEST(OpLog, ALogOfFormat3IsReplayed) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16), window_group(4, 16, 5)}, {.max_announced_tokens = 24});
+  OpLog log(log_bytes);
+  detail::write_format(log, 3);
+  e.manager.record(&log);
+  e.open(tokens(40, 9), {.announce = true});
+  must(e.manager.begin_step());
+  must(e.manager.plan({.caller_ids = true}));
+  e.manager.record(nullptr);
+  EXPECT_EQ(must(OpLogReader::open(log_bytes)).header().format, 3U);
+  const Replay replay = must(replay_log(log_bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->replayed;
+  EXPECT_EQ(replay.manager.options().max_announced_tokens, 24);
+}
+
+TEST(OpLog, FixedShapesAreReplayedInMemoryAsLargeAsThatOfTheCaller) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16)}, {.null_block = true});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  const SequenceId s = e.open(tokens(1, 9)).sequence;
+  const Ticket ticket = must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(1, 9)));
+  const std::int32_t stride = 5;
+  PlanOptions options{.flashinfer = true,
+                      .table_stride = {&stride, 1},
+                      .padded_sequences = 3,
+                      .padded_tokens = 12,
+                      .int64_slots = true};
+  std::vector<std::uint64_t> words(1024);
+  const auto memory = std::as_writable_bytes(std::span(words));
+  must(e.manager.plan(options));
+  for (const auto& part : {memory, memory.first(64), memory.subspan(3)}) {
+    options.memory = part;  // enough, too little, and misaligned
+    static_cast<void>(e.manager.plan(options));
+  }
+  must(e.manager.finish(ticket));
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->recorded << " / "
+                                  << replay.difference->replayed;
+  EXPECT_TRUE(replay.manager.options().null_block);
+  EXPECT_EQ(must(replay.manager.state_hash()), *replay.log.state_hash);
+  // In words.
+  OpLogReader reader = must(OpLogReader::open(log_bytes));
+  std::vector<LoggedCall> plans;
+  while (const auto call = must(reader.next())) {
+    if (call->name == "plan") plans.push_back(*call);
+  }
+  ASSERT_EQ(plans.size(), 4u);
+  EXPECT_THAT(plans[1].arguments,
+              HasSubstr("table_stride [5], padded_sequences 3, padded_tokens 12, int64_slots yes, "
+                        "memory 8192 bytes"));
+  EXPECT_THAT(plans[2].answer, HasSubstr("invalid"));
+  EXPECT_THAT(plans[3].answer, HasSubstr("invalid"));
+}
+
+TEST(OpLog, APlanOfHugeShapesIsNotReplayed) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16)});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  must(e.manager.begin_step());
+  const std::int32_t stride = 1 << 30;
+  std::vector<std::uint64_t> words(16);
+  static_cast<void>(e.manager.plan({.table_stride = {&stride, 1},
+                                    .padded_sequences = 1024,
+                                    .memory = std::as_writable_bytes(std::span(words))}));
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes));
+  EXPECT_EQ(replay.broken.code(), ErrorCode::kResourceExhausted);
 }
 
 TEST(OpLog, AnnouncementsAreReplayed) {

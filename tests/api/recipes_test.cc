@@ -349,6 +349,117 @@ TEST(Recipes, TwoStepsInFlightTellOldResultsFromNewOnes) {
   EXPECT_EQ(e.info(b).length, 9);
 }
 
+// A device that keeps the token of each slot. What it reads lies where the plan says: `Arrays` is
+// what a kernel is called with, or what a graph has captured.
+struct Arrays {
+  std::size_t rows;
+  const std::int32_t* query_start;
+  const std::int32_t* kv_lens;
+  const std::int32_t* table;
+  std::size_t stride;
+  const std::int64_t* slots;
+
+  explicit Arrays(const StepPlan& plan)
+      : rows(plan.rows.size()),
+        query_start(plan.query_start.data()),
+        kv_lens(plan.kv_lens.data()),
+        table(plan.groups[0].block_table.data()),
+        stride(static_cast<std::size_t>(plan.groups[0].block_table_stride)),
+        slots(plan.groups[0].slot_mapping_64.data()) {}
+};
+
+class TokenDevice {
+ public:
+  explicit TokenDevice(std::size_t slots) : memory_(slots, -1) {}
+  // The next token of each row; `tokens` are those of the step, in its order.
+  Tokens run(const Arrays& of, const Tokens& tokens) {
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      memory_.at(static_cast<std::size_t>(of.slots[i])) = tokens[i];
+    Tokens next;
+    for (std::size_t row = 0; row < of.rows; ++row) {
+      if (of.query_start[row + 1] == of.query_start[row]) continue;  // padding
+      Tokens text;
+      for (std::int32_t p = 0; p < of.kv_lens[row]; ++p) {
+        const auto at = row * of.stride + static_cast<std::size_t>(p / 4);
+        text.push_back(memory_.at(static_cast<std::size_t>(of.table[at] * 4 + p % 4)));
+      }
+      next.push_back(next_token(text));
+    }
+    return next;
+  }
+
+ private:
+  Tokens memory_;
+};
+
+TEST(Recipes, CapturedGraphsDecodeBesideStepsThatRunAsTheyAre) {
+  Engine e({full_group(4, 64)}, {.null_block = true});
+  KVCacheManager& cache = e.manager;
+  TokenDevice device(64 * 4);
+  std::map<SequenceId, Tokens> texts;
+  const std::vector<Tokens> prompts = {tokens(1, 5), tokens(40, 9), tokens(70, 2), tokens(90, 7)};
+  // shown: graphs
+  // One graph for each of a few batches, captured over a step without sequences: all of it is
+  // padding. With ManagerOptions::null_block the padding of tables is a block that may be read.
+  struct Graph {
+    PlanOptions shape;
+    std::vector<std::uint64_t> memory;  // pinned memory, in an engine
+    std::optional<Arrays> captured;     // the addresses that the graph keeps
+  };
+  const std::vector<std::int32_t> strides = {10};  // blocks of the longest request
+  std::map<std::int32_t, Graph> graphs;
+  for (const std::int32_t batch : {1, 2, 4}) {
+    Graph& graph = graphs[batch];
+    graph.shape = {.table_stride = strides,
+                   .padded_sequences = batch,
+                   .padded_tokens = batch,
+                   .int64_slots = true};
+    graph.memory.resize(static_cast<std::size_t>(must(cache.plan_bytes(graph.shape))) / 8);
+    graph.shape.memory = std::as_writable_bytes(std::span(graph.memory));
+    const Ticket dry = must(cache.begin_step());
+    graph.captured.emplace(*must(cache.plan(graph.shape)));
+    must(cache.drop(dry));
+  }
+  // A step of decodes takes the smallest graph that it fits into; all others run as they are.
+  const auto run_step = [&](const Tokens& step_tokens, bool decodes, std::int32_t sequences) {
+    const auto graph = graphs.lower_bound(sequences);
+    if (!decodes || graph == graphs.end()) {
+      return device.run(Arrays(*must(cache.plan({.int64_slots = true}))), step_tokens);
+    }
+    must(cache.plan(graph->second.shape));  // writes where the graph reads
+    return device.run(*graph->second.captured, step_tokens);
+  };
+  // shown end
+  for (std::size_t round = 0; round < 12; ++round) {
+    const bool prefills = round < prompts.size();
+    if (prefills) texts[e.open(prompts[round]).sequence] = prompts[round];
+    const Ticket ticket = must(cache.begin_step());
+    Tokens step_tokens;
+    std::vector<SequenceId> in_step;
+    for (auto& [id, text] : texts) {
+      const auto length = static_cast<std::size_t>(e.info(id).length);
+      must(cache.append(id, std::span(text).subspan(length)));
+      step_tokens.insert(step_tokens.end(), text.begin() + static_cast<std::ptrdiff_t>(length),
+                         text.end());
+      in_step.push_back(id);
+    }
+    const Tokens next = run_step(step_tokens, !prefills, static_cast<std::int32_t>(in_step.size()));
+    ASSERT_EQ(next.size(), in_step.size());
+    must(cache.finish(ticket));
+    for (std::size_t i = 0; i < next.size(); ++i) texts[in_step[i]].push_back(next[i]);
+    if (round == 8) {  // three are left: they take the graph of four
+      must(cache.close(in_step[0]));
+      texts.erase(in_step[0]);
+    }
+  }
+  ASSERT_EQ(texts.size(), 3u);
+  for (const auto& [id, text] : texts) {
+    const auto prompt = std::find_if(prompts.begin(), prompts.end(),
+                                     [&](const Tokens& each) { return each[0] == text[0]; });
+    EXPECT_EQ(text, completed(*prompt, text.size()));
+  }
+}
+
 TEST(Recipes, BeamsShareWhatTheyHaveInCommon) {
   Engine e({full_group(4, 64)});
   KVCacheManager& cache = e.manager;

@@ -186,6 +186,26 @@ void call_steps(void) {
   kvfolio_step_plan plan = {.struct_size = sizeof plan};
   MUST(kvfolio_plan(m, NULL, &plan, NULL, 0, &g_error));
   CHECK(plan.num_tokens == 1);
+  // The same in a fixed shape, where the caller says.
+  int64_t memory[128];
+  const int32_t stride = 3;
+  kvfolio_plan_options shape = {.struct_size = sizeof shape,
+                                .table_stride = {&stride, 1},
+                                .padded_sequences = 2,
+                                .padded_tokens = 4,
+                                .int64_slots = 1};
+  int64_t bytes = 0;
+  MUST(kvfolio_plan_bytes(m, &shape, &bytes, &g_error));
+  CHECK(bytes > 0 && bytes <= (int64_t)sizeof memory);
+  shape.memory = memory;
+  shape.memory_bytes = bytes;
+  kvfolio_group_plan of = {.struct_size = sizeof of};
+  MUST(kvfolio_plan(m, &shape, &plan, &of, 1, &g_error));
+  CHECK(plan.num_tokens == 1 && plan.num_sequences == 1 && plan.rows.size == 2);
+  CHECK(plan.rows.data[1] == -1 && plan.query_start.data == (const int32_t*)memory);
+  CHECK(of.slot_mapping.size == 0 && of.slot_mapping_64.size == 4);
+  CHECK(of.slot_mapping_64.data[0] >= 0 && of.slot_mapping_64.data[3] == -1);
+  CHECK(of.block_table.size == 2 * 3 && of.block_table_stride == 3);
   MUST(kvfolio_commit(m, step, &g_error));
   MUST(kvfolio_complete(m, step, &g_error));
 

@@ -228,6 +228,25 @@ void hostile_steps(void) {
   BAD(kvfolio_plan(M, NULL, NULL, w.out.group_plans, 2, E));
   kvfolio_group_plan uneven[2] = {{.struct_size = sizeof uneven[0]}, {.struct_size = 4}};
   BAD(kvfolio_plan(M, NULL, &w.out.plan, uneven, 2, E));
+  const int32_t stride = 4;
+  const kvfolio_plan_options shapes[] = {
+      {.struct_size = sizeof shapes[0], .padded_sequences = -1},
+      {.struct_size = sizeof shapes[0], .padded_tokens = INT32_MIN},
+      {.struct_size = sizeof shapes[0], .table_stride = {&stride, 1}},
+      {.struct_size = sizeof shapes[0], .table_stride = {NULL, 2}},
+      {.struct_size = sizeof shapes[0], .table_stride = {&stride, INT64_MAX}},
+      {.struct_size = sizeof shapes[0], .table_stride = {&stride, -1}},
+      {.struct_size = sizeof shapes[0], .memory_bytes = 4096},
+      {.struct_size = sizeof shapes[0], .memory = &w, .memory_bytes = -8},
+      {.struct_size = sizeof shapes[0], .memory = &w, .memory_bytes = 4}};
+  int64_t bytes = 0;
+  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+    BAD(kvfolio_plan(M, &shapes[i], &w.out.plan, NULL, 0, E));
+    BAD(kvfolio_plan_bytes(M, &shapes[i], &bytes, E));
+  }
+  BAD(kvfolio_plan_bytes(M, NULL, &bytes, E));  // leaves sizes open
+  BAD(kvfolio_plan_bytes(M, &shapes[0], NULL, E));
+  BAD(kvfolio_plan_bytes(NULL, NULL, &bytes, E));
   const uint64_t tickets[] = {0, UINT64_MAX, w.old_step};
   for (size_t i = 0; i < sizeof tickets / sizeof tickets[0]; ++i) {
     BAD(kvfolio_commit(M, tickets[i], E));

@@ -113,18 +113,19 @@ static const kvfolio_manager_options kOptions = {.struct_size = sizeof kOptions,
                                                  .max_transfers = 13,
                                                  .list_findable = 1,
                                                  .copies_by_host = 1,
+                                                 .null_block = 1,
                                                  .max_announced_tokens = 14};
 static void run_options(void* given, char* text) {
   kvfolio_manager* made = NULL;
   const int32_t code = kvfolio_manager_create(&group, 1, given, &made, &g_error);
   kvfolio_manager_options got = {.struct_size = sizeof got};
   if (code == 0) MUST(kvfolio_get_options(made, &got, &g_error));
-  say(text, code, "%d %d %d %d %d %d %d %lld %lld %lld %d %g %d %d %d %d %d %d %d %lld",
+  say(text, code, "%d %d %d %d %d %d %d %lld %lld %lld %d %g %d %d %d %d %d %d %d %d %lld",
       got.max_sequences, got.max_pins, got.max_steps_in_flight, got.order, got.no_prefix_cache,
       got.max_sequence_tokens, got.max_runs, (long long)got.max_index_tokens,
       (long long)got.max_root_key_bytes, (long long)got.max_table_entries, (int)got.hash_seed,
       got.high_watermark, got.max_root_keys, got.max_media_extents, got.victim_policy, got.id_tag,
-      got.max_transfers, got.list_findable, got.copies_by_host,
+      got.max_transfers, got.list_findable, got.copies_by_host, got.null_block,
       (long long)got.max_announced_tokens);
   kvfolio_manager_destroy(made);
 }
@@ -253,19 +254,31 @@ static void run_fork(void* given, char* text) {
   kvfolio_manager_destroy(made);
 }
 
+static const int32_t kStride = 5;
+static int64_t plan_memory[256];
 static const kvfolio_plan_options kPlan = {.struct_size = sizeof kPlan,
                                            .pad_with_zero = 1,
                                            .changed_entries = 1,
                                            .flashinfer = 1,
                                            .shared_prefixes = 1,
                                            .positions = 1,
-                                           .caller_ids = 1};
+                                           .caller_ids = 1,
+                                           .table_stride = {&kStride, 1},
+                                           .padded_sequences = 3,
+                                           .padded_tokens = 9,
+                                           .memory = plan_memory,
+                                           .memory_bytes = sizeof plan_memory,
+                                           .int64_slots = 1};
 static void run_plan(void* given, char* text) {
   kvfolio_step_plan plan = {.struct_size = sizeof plan};
   kvfolio_group_plan of = {.struct_size = sizeof of};
   const int32_t code = kvfolio_plan(manager, given, &plan, &of, 1, &g_error);
-  say(text, code, "%d %d %d %d %d", (int)plan.positions.size, (int)of.kv_indptr.size,
-      (int)of.block_table.size, of.block_table_stride, plan.caller_ids != NULL);
+  int64_t bytes = -1;
+  kvfolio_plan_bytes(manager, given, &bytes, &g_error);
+  say(text, code, "%d %d %d %d %d %d %d %d %lld", (int)plan.positions.size, (int)of.kv_indptr.size,
+      (int)of.block_table.size, of.block_table_stride, plan.caller_ids != NULL,
+      (int)of.slot_mapping.size, (int)of.slot_mapping_64.size,
+      plan.query_start.data == (const int32_t*)plan_memory, (long long)bytes);
 }
 
 static const kvfolio_rows kRows = {.struct_size = sizeof kRows,

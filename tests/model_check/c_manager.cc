@@ -114,6 +114,7 @@ kvfolio_manager_options options_of(const ManagerOptions& options) {
   out.max_transfers = zero_is(options.max_transfers);
   out.list_findable = options.list_findable ? 1 : 0;
   out.copies_by_host = options.copies_by_host ? 1 : 0;
+  out.null_block = options.null_block ? 1 : 0;
   out.max_announced_tokens = options.max_announced_tokens;
   return out;
 }
@@ -124,6 +125,8 @@ std::span<const std::int32_t> span_of(const kvfolio_i32s& array) {
 
 GroupPlan group_plan_of(const kvfolio_group_plan& plan) {
   return {.slot_mapping = span_of(plan.slot_mapping),
+          .slot_mapping_64 = {plan.slot_mapping_64.data,
+                              static_cast<std::size_t>(plan.slot_mapping_64.size)},
           .block_table = span_of(plan.block_table),
           .block_table_stride = plan.block_table_stride,
           .kv_indptr = span_of(plan.kv_indptr),
@@ -136,6 +139,26 @@ GroupPlan group_plan_of(const kvfolio_group_plan& plan) {
           .changed_rows = span_of(plan.changed_rows),
           .changed_columns = span_of(plan.changed_columns),
           .changed_blocks = span_of(plan.changed_blocks)};
+}
+
+kvfolio_plan_options options_of(const PlanOptions& options) {
+  kvfolio_plan_options out{};
+  out.struct_size = sizeof(out);
+  out.pad_with_zero = options.pad == 0 ? 1 : 0;
+  out.no_block_tables = options.block_tables ? 0 : 1;
+  out.changed_entries = options.changed_entries ? 1 : 0;
+  out.flashinfer = options.flashinfer ? 1 : 0;
+  out.shared_prefixes = options.shared_prefixes ? 1 : 0;
+  out.positions = options.positions ? 1 : 0;
+  out.caller_ids = options.caller_ids ? 1 : 0;
+  out.table_stride = {options.table_stride.data(),
+                      static_cast<std::int64_t>(options.table_stride.size())};
+  out.padded_sequences = options.padded_sequences;
+  out.padded_tokens = options.padded_tokens;
+  out.int64_slots = options.int64_slots ? 1 : 0;
+  out.memory = options.memory.data();
+  out.memory_bytes = static_cast<std::int64_t>(options.memory.size());
+  return out;
 }
 
 // All arrays of a plan.
@@ -425,18 +448,20 @@ Status CManager::undo(SequenceId sequence) {
   return status;
 }
 
+Result<std::int64_t> CManager::plan_bytes(const PlanOptions& options) const {
+  Answer answer;
+  const kvfolio_plan_options ours = options_of(options);
+  std::int64_t bytes = 0;
+  const Status status = answer.status(kvfolio_plan_bytes(get(), &ours, &bytes, answer.error()));
+  if (!status.ok()) return status;
+  return bytes;
+}
+
 Result<const StepPlan*> CManager::plan(const PlanOptions& options) {
   Answer answer;
   // C has no pad but these two.
   if (options.pad != 0 && options.pad != -1) return get()->manager.plan(options);
-  const kvfolio_plan_options ours{sizeof(ours),
-                                  options.pad == 0 ? 1 : 0,
-                                  options.block_tables ? 0 : 1,
-                                  options.changed_entries ? 1 : 0,
-                                  options.flashinfer ? 1 : 0,
-                                  options.shared_prefixes ? 1 : 0,
-                                  options.positions ? 1 : 0,
-                                  options.caller_ids ? 1 : 0};
+  const kvfolio_plan_options ours = options_of(options);
   kvfolio_step_plan step{};
   step.struct_size = sizeof(step);
   std::vector<kvfolio_group_plan> groups(static_cast<std::size_t>(kvfolio_num_groups(get())));

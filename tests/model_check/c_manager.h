@@ -54,6 +54,7 @@ class CManager {
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   Status undo(SequenceId sequence);
   Result<const StepPlan*> plan(const PlanOptions& options = {});
+  Result<std::int64_t> plan_bytes(const PlanOptions& options) const;
   Status run_copies();
   Status commit(Ticket ticket);
   Status complete(Ticket ticket);

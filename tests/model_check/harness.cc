@@ -181,6 +181,9 @@ void draw_more(Config& config, std::uint64_t seed) {
 #ifndef KVFOLIO_MODEL_CHECK_C
   config.announces = of_announcements.chance(75);
 #endif
+  Rng of_shapes(seed ^ 0x5a9e5ull);
+  config.shapes = of_shapes.chance(60);
+  config.options.null_block = of_shapes.chance(40);
   if (of_announcements.chance(40)) {
     config.options.max_announced_tokens = of_announcements.between(4, 40);
   }
@@ -208,6 +211,7 @@ std::string to_string(const Config& config) {
           std::to_string(o.max_sequences) + " sequences, " + std::to_string(o.max_pins) + " pins";
   if (!o.prefix_cache) text += ", no prefix cache";
   if (config.announces) text += ", announces " + std::to_string(o.max_announced_tokens);
+  if (o.null_block) text += ", a null block";
   if (config.tier) text += ", a tier, " + std::to_string(o.max_transfers) + " transfers";
   if (config.tight_tables) {
     text += ", index of " + std::to_string(o.max_index_tokens) + " tokens, " +
@@ -256,6 +260,7 @@ void Coverage::add(const Coverage& other) {
   forgotten += other.forgotten;
   promises += other.promises;
   promises_kept += other.promises_kept;
+  shapes_compared += other.shapes_compared;
   chunks_admitted += other.chunks_admitted;
   taken_back += other.taken_back;
   prompts_admitted += other.prompts_admitted;
@@ -310,6 +315,7 @@ std::string to_string(const Coverage& c) {
          " blocks forgotten, " + std::to_string(c.promises) + " promises (" +
          std::to_string(c.promises_kept) + " appends within one), " +
          std::to_string(c.chunks_admitted) + " admissions by chunks, " +
+         std::to_string(c.shapes_compared) + " plans of fixed shapes, " +
          std::to_string(c.taken_back) + " blocks taken back, " +
          std::to_string(c.prompts_admitted) + " prompts admitted, " + std::to_string(c.loads) +
          " loads (" + std::to_string(c.loads_that_stand) + " stand, " +

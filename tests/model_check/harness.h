@@ -82,6 +82,7 @@ struct Config {
   bool mistakes = false;      // of a host, that the manager can know and refuses
   bool chunks = false;        // each open() is asked for by chunks, too
   bool announces = false;     // sequences say what they are going to append
+  bool shapes = false;        // plans of fixed shapes are compared with plain ones
 };
 Config make_config(Family family, std::uint64_t seed);
 // Beyond what make_config() draws, whose digests stay: batches, and with every second seed loads,
@@ -137,6 +138,7 @@ struct Coverage {
   std::uint64_t forgotten = 0;           // blocks, by reset() and forget()
   std::uint64_t promises = 0;            // that reserve() made
   std::uint64_t promises_kept = 0;       // appends within a promise
+  std::uint64_t shapes_compared = 0;     // plans of fixed shapes, with plain ones
   std::uint64_t chunks_admitted = 0;     // admissions by chunks, asked of copies too
   std::uint64_t taken_back = 0;          // blocks that a window had let go of and truncate() took
   std::uint64_t prompts_admitted = 0;
@@ -538,8 +540,12 @@ class Harness {
     return orders_[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
   }
 
+  // Blocks below this one are never given out.
+  [[nodiscard]] int first_block() const { return config_.options.null_block ? 1 : 0; }
+
   // Plans (harness_plan.cc).
   const StepPlan* capture(PlanOptions options);
+  void compare_shapes(const PlanOptions& plain);  // harness_shapes.cc
   void check_plan(const StepPlan& plan, const PlanOptions& options);
   void keep_tables(const StepPlan& plan);
   [[nodiscard]] bool trim_cuts_a_block() const;
@@ -688,6 +694,7 @@ class Harness {
   SeqPtr took_back_;        // cut back to where its windows had let go of what is read, perhaps
   bool finishes_ = false;   // sequences that closed before may be published
   Rng device_rng_{0};
+  Rng shape_rng_{0};
   std::set<std::pair<int, int>> fresh_;       // (group, block) that a load took
   std::set<std::pair<int, int>> held_again_;  // that a hold took
   std::vector<SeqPtr> moved_;                 // whose windows have been moved

@@ -143,6 +143,7 @@ void Harness::run(std::uint64_t op_seed) {
   // The device goes on while the caller makes its next call. Its own generator: what the device
   // does decides about no operation.
   device_rng_ = Rng(op_seed ^ 0xd3b1ce5eedull);
+  shape_rng_ = Rng(op_seed ^ 0x5a9e5ull);
   if (device_rng_.chance(30)) let_device_run();
 
   const int drawn = config_.tier ? kNumWeighted : config_.transfers ? kStore : kBeginLoad;

@@ -29,6 +29,7 @@ const StepPlan* Harness::capture(PlanOptions options) {
                     "FlashInfer arrays of a trim that cuts a block are refused");
     options.flashinfer = false;
   }
+  if (config_.shapes && shape_rng_.chance(30)) compare_shapes(options);
   const Result<const StepPlan*> plan = manager_->plan(options);
   KVFOLIO_REQUIRE(plan.has_value(), "the open step has a plan");
   StepWork& step = *open_step_;
@@ -69,6 +70,7 @@ const StepPlan* Harness::capture(PlanOptions options) {
 }
 
 void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
+  const std::int32_t pad = config_.options.null_block ? 0 : options.pad;
   const std::size_t rows = members_.size();
   KVFOLIO_REQUIRE(plan.ticket.value() == open_step_->ticket, "the plan carries its ticket");
   KVFOLIO_REQUIRE(plan.sequences.size() == rows && plan.query_start.size() == rows + 1 &&
@@ -135,7 +137,7 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
         for (int j = 0; j < got.block_table_stride; ++j) {
           const std::int32_t want = j < isize(table) && table[static_cast<std::size_t>(j)] >= 0
                                         ? table[static_cast<std::size_t>(j)]
-                                        : options.pad;
+                                        : pad;
           KVFOLIO_REQUIRE(got.block_table[i * static_cast<std::size_t>(got.block_table_stride) +
                                           static_cast<std::size_t>(j)] == want,
                           "the padded table is the table, padded");
@@ -163,7 +165,7 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
     const std::set<std::int32_t> sources(got.copy_src.begin(), got.copy_src.end());
     std::set<std::int32_t> destinations;
     for (const std::int32_t dst : got.copy_dst) {
-      KVFOLIO_REQUIRE(dst >= 0 && dst < group(g).num_blocks && !sources.contains(dst),
+      KVFOLIO_REQUIRE(dst >= first_block() && dst < group(g).num_blocks && !sources.contains(dst),
                       "copy sources and destinations are disjoint");
       KVFOLIO_REQUIRE(destinations.insert(dst).second, "a block is the destination of one copy");
     }

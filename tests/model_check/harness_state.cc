@@ -52,7 +52,10 @@ Harness::Snapshot Harness::look() const {
       const Result<bool> findable = manager_->is_findable(GroupId(g), BlockId(b));
       KVFOLIO_REQUIRE(refs.has_value() && findable.has_value(),
                       "ref_count and is_findable of a block");
-      state.refs.push_back(*refs);
+      // The null block has no owner: to the model it is never taken.
+      const bool is_null = b < first_block();
+      KVFOLIO_REQUIRE(!is_null || (*refs == 1 && !*findable), "the null block is held, and alone");
+      state.refs.push_back(is_null ? 0 : *refs);
       state.findable.push_back(*findable ? 1 : 0);
     }
     now.groups.push_back(std::move(state));
@@ -180,7 +183,8 @@ void Harness::check_sequences(const Snapshot& now) {
       for (int j = 0; j < isize(table); ++j) {
         const std::int32_t b = table[static_cast<std::size_t>(j)];
         const auto entry = [&] { return where() + " logical block " + std::to_string(j); };
-        KVFOLIO_REQUIRE(b >= -1 && b < group(g).num_blocks, entry() + " is a block or -1");
+        KVFOLIO_REQUIRE((b == -1 || b >= first_block()) && b < group(g).num_blocks,
+                        entry() + " is a block that was given out, or -1");
         bool all_trimmed = true;
         bool unread = true;
         bool unread_hit = true;
@@ -369,7 +373,8 @@ void Harness::check_usage(const Snapshot& now) {
       if (state.findable[at] != 0 && may_retire) ++maybe_not_cached;
     }
     coverage_.retiring_seen += static_cast<std::uint64_t>(usage.retiring);
-    KVFOLIO_REQUIRE(usage.num_blocks == group(g).num_blocks, name + " has its blocks");
+    KVFOLIO_REQUIRE(usage.num_blocks == group(g).num_blocks - first_block(),
+                    name + " has its blocks");
     KVFOLIO_REQUIRE(usage.free + usage.held + usage.cached + usage.retiring == usage.num_blocks,
                     name + ": free + held + cached + retiring = num_blocks");
     KVFOLIO_REQUIRE(usage.held == held, name + " holds " + std::to_string(held) +

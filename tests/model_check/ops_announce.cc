@@ -42,7 +42,7 @@ void Harness::begin_announcement(const SeqPtr& seq, bool has_root, bool skipped)
   }
   std::int64_t most = config_.options.max_announced_tokens;
   for (int g = 0; config_.options.max_announced_tokens == 0 && g < num_groups(); ++g) {
-    most = std::max(most, std::int64_t{group(g).num_blocks} * group(g).block_size);
+    most = std::max(most, std::int64_t{group(g).num_blocks - first_block()} * group(g).block_size);
   }
   const std::int64_t room = most / unit() * unit();
   KVFOLIO_REQUIRE(!sure || skipped == (used + end - from > room),

@@ -228,7 +228,8 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
     for (int j = 0; j < isize(new_table); ++j) {
       const std::int32_t b = new_table[static_cast<std::size_t>(j)];
       if (j < isize(old_table) && old_table[static_cast<std::size_t>(j)] == b) continue;
-      KVFOLIO_REQUIRE(b >= 0 && b < group(g).num_blocks, "a fresh table entry is a block");
+      KVFOLIO_REQUIRE(b >= first_block() && b < group(g).num_blocks,
+                      "a fresh table entry is a block");
       const bool lay_ready =
           had_promise && before_.groups[static_cast<std::size_t>(g)].usage.reserved > 0;
       KVFOLIO_REQUIRE(refs[static_cast<std::size_t>(b)] == 0 ||

@@ -73,7 +73,7 @@ std::vector<std::uint64_t> Harness::facts_of(Manager& manager, const FakeDevice*
       const bool findable = *manager.is_findable(GroupId(g), BlockId(b));
       put(refs);
       put(findable);
-      if (device == nullptr || (refs == 0 && !findable)) continue;
+      if (device == nullptr || b < first_block() || (refs == 0 && !findable)) continue;
       const int size = group(g).block_size;
       for (int slot = b * size; slot < (b + 1) * size; ++slot) put(device->at(g, slot));
     }

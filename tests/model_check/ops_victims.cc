@@ -57,7 +57,7 @@ double Harness::utilization_of(const Refs& refs) const {
     for (std::size_t b = 0; b < by_steps.size(); ++b) {
       held += refs[static_cast<std::size_t>(g)][b] > by_steps[b] ? 1 : 0;
     }
-    most = std::max(most, static_cast<double>(held) / group(g).num_blocks);
+    most = std::max(most, static_cast<double>(held) / (group(g).num_blocks - first_block()));
   }
   return most;
 }

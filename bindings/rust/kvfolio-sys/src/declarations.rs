@@ -477,7 +477,7 @@ pub struct kvfolio_manager_options {
     pub max_transfers: i32,
     pub list_findable: i32,
     pub copies_by_host: i32,
-    pub reserved: i32,
+    pub null_block: i32,
     pub max_announced_tokens: i64,
 }
 
@@ -505,7 +505,7 @@ impl kvfolio_manager_options {
             max_transfers: 0,
             list_findable: 0,
             copies_by_host: 0,
-            reserved: 0,
+            null_block: 0,
             max_announced_tokens: 0,
         }
     }
@@ -647,41 +647,6 @@ impl Default for kvfolio_fork_options {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct kvfolio_plan_options {
-    pub struct_size: u32,
-    pub pad_with_zero: i32,
-    pub no_block_tables: i32,
-    pub changed_entries: i32,
-    pub flashinfer: i32,
-    pub shared_prefixes: i32,
-    pub positions: i32,
-    pub caller_ids: i32,
-}
-
-impl kvfolio_plan_options {
-    /// All 0, but for a `struct_size`.
-    pub const fn new() -> kvfolio_plan_options {
-        kvfolio_plan_options {
-            struct_size: std::mem::size_of::<Self>() as u32,
-            pad_with_zero: 0,
-            no_block_tables: 0,
-            changed_entries: 0,
-            flashinfer: 0,
-            shared_prefixes: 0,
-            positions: 0,
-            caller_ids: 0,
-        }
-    }
-}
-
-impl Default for kvfolio_plan_options {
-    fn default() -> kvfolio_plan_options {
-        kvfolio_plan_options::new()
-    }
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_i32s {
     pub data: *const i32,
     pub size: i64,
@@ -700,6 +665,78 @@ impl kvfolio_i32s {
 impl Default for kvfolio_i32s {
     fn default() -> kvfolio_i32s {
         kvfolio_i32s::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_i64s {
+    pub data: *const i64,
+    pub size: i64,
+}
+
+impl kvfolio_i64s {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_i64s {
+        kvfolio_i64s {
+            data: std::ptr::null(),
+            size: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_i64s {
+    fn default() -> kvfolio_i64s {
+        kvfolio_i64s::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_plan_options {
+    pub struct_size: u32,
+    pub pad_with_zero: i32,
+    pub no_block_tables: i32,
+    pub changed_entries: i32,
+    pub flashinfer: i32,
+    pub shared_prefixes: i32,
+    pub positions: i32,
+    pub caller_ids: i32,
+    pub table_stride: kvfolio_i32s,
+    pub padded_sequences: i32,
+    pub padded_tokens: i32,
+    pub memory: *mut c_void,
+    pub memory_bytes: i64,
+    pub int64_slots: i32,
+    pub reserved: i32,
+}
+
+impl kvfolio_plan_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_plan_options {
+        kvfolio_plan_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            pad_with_zero: 0,
+            no_block_tables: 0,
+            changed_entries: 0,
+            flashinfer: 0,
+            shared_prefixes: 0,
+            positions: 0,
+            caller_ids: 0,
+            table_stride: kvfolio_i32s::new(),
+            padded_sequences: 0,
+            padded_tokens: 0,
+            memory: std::ptr::null_mut(),
+            memory_bytes: 0,
+            int64_slots: 0,
+            reserved: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_plan_options {
+    fn default() -> kvfolio_plan_options {
+        kvfolio_plan_options::new()
     }
 }
 
@@ -746,6 +783,7 @@ pub struct kvfolio_group_plan {
     pub shared_prefixes: *const kvfolio_shared_prefix,
     pub num_shared_prefixes: i64,
     pub kv_first_live: kvfolio_i32s,
+    pub slot_mapping_64: kvfolio_i64s,
 }
 
 impl kvfolio_group_plan {
@@ -767,6 +805,7 @@ impl kvfolio_group_plan {
             shared_prefixes: std::ptr::null(),
             num_shared_prefixes: 0,
             kv_first_live: kvfolio_i32s::new(),
+            slot_mapping_64: kvfolio_i64s::new(),
         }
     }
 }
@@ -1333,6 +1372,7 @@ extern "C" {
     pub fn kvfolio_set_tokens_each(manager: *mut kvfolio_manager, sequences: *const kvfolio_sequence, tokens: *const i32, num_sequences: i64, num_named: *mut i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_undo(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_plan(manager: *mut kvfolio_manager, options: *const kvfolio_plan_options, out: *mut kvfolio_step_plan, groups: *mut kvfolio_group_plan, num_groups: i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_plan_bytes(manager: *const kvfolio_manager, options: *const kvfolio_plan_options, bytes: *mut i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_run_copies(manager: *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_commit(manager: *mut kvfolio_manager, ticket: kvfolio_ticket, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_complete(manager: *mut kvfolio_manager, ticket: kvfolio_ticket, error: *mut kvfolio_error) -> i32;

@@ -74,6 +74,9 @@ pub struct Options {
     /// with several steps in flight. False: a step whose copies [`run_copies`](crate::Step::run_copies)
     /// has not run is refused.
     pub copies_by_host: bool,
+    /// Block 0 of each group is held for ever and never given out, and plans are padded with 0. It is
+    /// counted nowhere.
+    pub null_block: bool,
     /// Tokens of all announcements together that are not published yet. 0: the tokens of the
     /// largest group.
     pub max_announced_tokens: i64,
@@ -102,7 +105,7 @@ impl Options {
             max_transfers: self.max_transfers,
             list_findable: self.list_findable as i32,
             copies_by_host: self.copies_by_host as i32,
-            reserved: 0,
+            null_block: self.null_block as i32,
             max_announced_tokens: self.max_announced_tokens,
         }
     }
@@ -136,6 +139,7 @@ impl Options {
             max_transfers: c.max_transfers,
             list_findable: c.list_findable != 0,
             copies_by_host: c.copies_by_host != 0,
+            null_block: c.null_block != 0,
             max_announced_tokens: c.max_announced_tokens,
         }
     }

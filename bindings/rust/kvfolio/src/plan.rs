@@ -121,7 +121,9 @@ impl Slot {
     }
 }
 
-/// The arrays of a step, `StepPlan` in `step_plan.h`. What was not asked for is empty.
+/// The arrays of a step, `StepPlan` in `step_plan.h`. What was not asked for is empty. With
+/// [`PlanOptions::padded_sequences`](crate::PlanOptions) `[sequences]` is that many, but of
+/// `sequences()` and `caller_ids()`.
 ///
 /// ```
 /// use kvfolio::{Cache, GroupSpec, Options, PlanOptions};
@@ -326,6 +328,15 @@ impl GroupPlan {
     /// `[tokens]`: where K and V of each token go; -1: they are there already.
     pub fn slot_mapping(&self) -> &[i32] {
         slice(self.0.slot_mapping)
+    }
+    /// The same with [`PlanOptions::int64_slots`](crate::PlanOptions), else empty.
+    pub fn slot_mapping_64(&self) -> &[i64] {
+        let slots = self.0.slot_mapping_64;
+        if slots.size == 0 {
+            return &[];
+        }
+        // SAFETY: as slice().
+        unsafe { std::slice::from_raw_parts(slots.data, slots.size as usize) }
     }
     /// `[sequences, block_table_stride]`.
     pub fn block_table(&self) -> &[i32] {

@@ -5,7 +5,8 @@
 use crate::error::{call, text_of};
 use crate::ids::{Load, Sequence};
 use crate::prompt::CPrompt;
-use crate::{sys, GroupSpec, Manager, OpenOptions, Options, Result};
+use crate::{sys, GroupSpec, Manager, OpenOptions, Options, PlanOptions, Result};
+use std::ptr::null_mut;
 
 /// What is known of a sequence; `SequenceInfo` in `manager_types.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -399,6 +400,14 @@ impl Manager {
     pub fn widest(&self, group: i32) -> Result<i32> {
         let mut out = 0;
         call(|error| unsafe { sys::kvfolio_widest(self.raw.as_ptr(), group, &mut out, error) })?;
+        Ok(out)
+    }
+
+    /// Bytes of memory for [`plan_in`](crate::Step::plan_in) that every plan with these options fits
+    /// into. An error if they leave a size open.
+    pub fn plan_bytes(&self, options: &PlanOptions<'_>) -> Result<i64> {
+        let (this, options, mut out) = (self.raw.as_ptr(), options.to_c(), 0);
+        call(|error| unsafe { sys::kvfolio_plan_bytes(this, &options, &mut out, error) })?;
         Ok(out)
     }
 

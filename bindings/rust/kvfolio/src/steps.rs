@@ -8,7 +8,6 @@ use crate::manager::check_pair;
 use crate::plan::PlanArrays;
 use crate::prompt::CPrompt;
 use crate::{sys, Manager, OpenOptions, Result, Stopped, View, ViewMut};
-use std::mem::size_of;
 use std::ops::{Deref, DerefMut};
 
 /// The open step. It borrows the cache, so there is one at a time; dropped, it rolls back: all its
@@ -231,7 +230,30 @@ impl<'c> Step<'c> {
 
     /// The arrays of the step. The plan borrows the step: what changes the step comes after it.
     pub fn plan(&mut self, options: &PlanOptions) -> Result<Plan<'_>> {
-        let options = options.to_c();
+        self.plan_with(options.to_c())
+    }
+
+    /// The same, with the arrays of numbers in memory of the caller, pinned, say. It begins at a
+    /// multiple of 8; [`Manager::plan_bytes`] says how much of it there must be. Each array begins at
+    /// a multiple of 16 bytes, and with equal options that fix all shapes at the same place.
+    ///
+    /// # Safety
+    ///
+    /// `memory` is `bytes` bytes that may be written, and that nothing else writes to, until the step
+    /// has ended or was planned again, and as long as what this returns is used.
+    pub unsafe fn plan_in(
+        &mut self,
+        options: &PlanOptions,
+        memory: *mut u8,
+        bytes: usize,
+    ) -> Result<Plan<'_>> {
+        let mut options = options.to_c();
+        options.memory = memory.cast();
+        options.memory_bytes = bytes as i64;
+        self.plan_with(options)
+    }
+
+    fn plan_with(&mut self, options: sys::kvfolio_plan_options) -> Result<Plan<'_>> {
         let this = self.manager.raw.as_ptr();
         let slot = self.manager.plans.slot();
         call(|error| unsafe {
@@ -325,9 +347,34 @@ fn run_copies(manager: &mut Manager) -> Result<()> {
     call(|error| unsafe { sys::kvfolio_run_copies(manager.raw.as_ptr(), error) })
 }
 
-/// Which arrays a plan has.
+/// Which arrays a plan has, and with which shapes. A graph that was captured once wants the same
+/// shapes for every step:
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, Options, PlanOptions};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let options = Options { null_block: true, ..Options::default() };
+/// let mut cache = Cache::new(&groups, &options)?;
+/// let sequence = cache.open(&[], &Default::default())?.sequence;
+/// let shapes = PlanOptions { table_stride: &[4], padded_sequences: 2, padded_tokens: 3,
+///                            int64_slots: true, ..PlanOptions::default() };
+/// let mut memory = vec![0u64; cache.plan_bytes(&shapes)? as usize / 8];
+/// let begin = memory.as_ptr() as usize;
+/// let mut step = cache.begin_step()?;
+/// step.append(sequence, &[7, 8])?;
+/// // SAFETY: `memory` stays until the step is finished, and nothing else writes there.
+/// let plan = unsafe { step.plan_in(&shapes, memory.as_mut_ptr().cast(), memory.len() * 8) }?;
+/// assert_eq!((plan.num_tokens(), plan.query_start()), (2, &[0, 2, 2][..]));
+/// assert_eq!((plan.kv_lens(), plan.rows()), (&[2, 0][..], &[0, -1][..]));
+/// assert_eq!(plan.group(0).slot_mapping_64(), [16, 17, -1]); // behind block 0
+/// assert_eq!(plan.group(0).block_table(), [1, 0, 0, 0, 0, 0, 0, 0]);
+/// assert_eq!(plan.query_start().as_ptr() as usize, begin);
+/// step.finish()?;
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PlanOptions {
+pub struct PlanOptions<'a> {
     /// False: block tables are padded with -1.
     pub pad_with_zero: bool,
     /// For engines that keep block tables of their own.
@@ -342,12 +389,20 @@ pub struct PlanOptions {
     pub positions: bool,
     /// The callers' own names of the sequences.
     pub caller_ids: bool,
+    /// By group, or empty: entries of a row of `block_table`. 0: as many as the longest table has. A
+    /// step with a longer one is refused.
+    pub table_stride: &'a [i32],
+    /// Rows of the plan; those behind the step's sequences have no tokens. 0: those of the step.
+    pub padded_sequences: i32,
+    /// Slots and positions; those behind the step's tokens are -1 and 0. 0: those of the step.
+    pub padded_tokens: i32,
+    /// [`slot_mapping_64`](crate::GroupPlan::slot_mapping_64) in place of `slot_mapping`.
+    pub int64_slots: bool,
 }
 
-impl PlanOptions {
-    fn to_c(self) -> sys::kvfolio_plan_options {
+impl PlanOptions<'_> {
+    pub(crate) fn to_c(self) -> sys::kvfolio_plan_options {
         sys::kvfolio_plan_options {
-            struct_size: size_of::<sys::kvfolio_plan_options>() as u32,
             pad_with_zero: self.pad_with_zero as i32,
             no_block_tables: self.no_block_tables as i32,
             changed_entries: self.changed_entries as i32,
@@ -355,6 +410,14 @@ impl PlanOptions {
             shared_prefixes: self.shared_prefixes as i32,
             positions: self.positions as i32,
             caller_ids: self.caller_ids as i32,
+            table_stride: sys::kvfolio_i32s {
+                data: self.table_stride.as_ptr(),
+                size: self.table_stride.len() as i64,
+            },
+            padded_sequences: self.padded_sequences,
+            padded_tokens: self.padded_tokens,
+            int64_slots: self.int64_slots as i32,
+            ..sys::kvfolio_plan_options::new()
         }
     }
 }

@@ -177,6 +177,7 @@ fn create(call: &Call) -> Cache {
         max_transfers: n.i32(),
         copies_by_host: n.bool(),
         list_findable: false,
+        null_block: false,
         max_announced_tokens: 0,
     };
     let cache = match call.name {
@@ -405,6 +406,7 @@ fn call_step(step: &mut Step, call: &Call) -> Option<Result<Vec<i64>>> {
                 flashinfer: n.bool(),
                 shared_prefixes: n.bool(),
                 positions: n.bool(),
+                ..PlanOptions::default()
             };
             let answer = step.plan(&options).map(|plan| numbers_of(&plan));
             if let Ok(numbers) = &answer {
