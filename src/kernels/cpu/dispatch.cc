@@ -164,6 +164,11 @@ std::span<const KernelTarget> kernel_targets() noexcept {
 
 Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget wanted) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_memory(cache));
+  if (cache.dtype == DType::kOpaque) {
+    return kernels::unsupported(
+        "the cache is opaque, whose bytes no kernel target knows; allowed: f64, f32, f16, bf16, "
+        "int8, e4m3");
+  }
   if (wanted != KernelTarget::kAuto) return kernels::allowed(cache, wanted);
   const std::string_view name = kernels::environment();
   if (!name.empty()) {
