@@ -131,6 +131,15 @@ func RowsU16(dtype DType, data []uint16, numTokens, numHeads, headDim int) Rows 
 	return rowsOf(dtype, p, 2*len(data), numTokens, numHeads, headDim)
 }
 
+// RowsBytes are rows of bytes that only the engine knows, for caches of Opaque.
+func RowsBytes(data []byte, numTokens, numHeads, headDim int) Rows {
+	var p unsafe.Pointer
+	if len(data) > 0 {
+		p = unsafe.Pointer(&data[0])
+	}
+	return rowsOf(Opaque, p, len(data), numTokens, numHeads, headDim)
+}
+
 // isNone: these rows are not given.
 func (r *Rows) isNone() bool { return *r == Rows{} }
 

@@ -18,6 +18,9 @@ const (
 	BF16 DType = C.KVFOLIO_BF16
 	Int8 DType = C.KVFOLIO_INT8 // of caches only: with an f32 scale for each token and head
 	E4M3 DType = C.KVFOLIO_E4M3 // so too: e4m3fn of FP8; not in format Granule
+	// Opaque is a byte that only the engine knows: HeadDimK of them for each token and head. They are
+	// copied in and out as RowsBytes; attention and conversion refuse them. Not in format Granule.
+	Opaque DType = C.KVFOLIO_OPAQUE
 )
 
 // bytes of an element; 0 is f32.
@@ -27,7 +30,7 @@ func (d DType) bytes() int {
 		return 8
 	case F16, BF16:
 		return 2
-	case Int8, E4M3:
+	case Int8, E4M3, Opaque:
 		return 1
 	}
 	return 4

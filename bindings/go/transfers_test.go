@@ -216,6 +216,23 @@ func TestRowsOfInt8AndE4M3HaveScales(t *testing.T) {
 	}
 }
 
+func TestOpaqueRowsGoInAndOutAsTheyAre(t *testing.T) {
+	storage, err := NewStorage([]GroupSpec{{HeadDimK: 3, HeadDimV: 2, NumBlocks: 4, DType: Opaque}}, nil)
+	must(t, err)
+	defer storage.Close()
+	view, err := storage.View(0, -1)
+	must(t, err)
+	defer view.Close()
+	k, v := []byte{1, 2, 255}, []byte{7, 128}
+	must(t, WriteToken(view, 0, 0, 5, RowsBytes(k, 1, 1, 3), RowsBytes(v, 1, 1, 2)))
+	backK, backV := make([]byte, 3), make([]byte, 2)
+	must(t, ReadToken(view, 0, 0, 5, RowsBytes(backK, 1, 1, 3), RowsBytes(backV, 1, 1, 2)))
+	equal(t, "k", backK, k)
+	equal(t, "v", backV, v)
+	wants(t, WriteToken(view, 0, 0, 5, RowsF32([]float32{1, 2, 3}, 1, 1, 3), Rows{}),
+		ErrInvalidArgument)
+}
+
 func TestE4M3IsRefusedInFormatGranule(t *testing.T) {
 	_, err := NewStorage([]GroupSpec{{HeadDimK: 8, HeadDimV: 8, NumBlocks: 4, DType: E4M3,
 		Format: Granule}}, nil)

@@ -25,6 +25,10 @@ enum class DType : std::int32_t {
   // Only for caches: e4m3fn of OCP's FP8 times an f32 scale for each token and head, see
   // quantize_e4m3(). Not in format granule.
   kE4M3 = 5,
+  // One byte of a row whose meaning only the engine knows: a row of K is head_dim_k bytes for each
+  // token and head. Rows go in and out as they are; nothing converts them or attends to them. Not
+  // in format granule.
+  kOpaque = 6,
 };
 
 [[nodiscard]] constexpr std::int32_t dtype_bytes(DType dtype) noexcept {
@@ -38,6 +42,7 @@ enum class DType : std::int32_t {
       return 2;
     case DType::kInt8:
     case DType::kE4M3:
+    case DType::kOpaque:
       return 1;
   }
   return 0;  // not a DType
@@ -57,13 +62,15 @@ enum class DType : std::int32_t {
       return "int8";
     case DType::kE4M3:
       return "e4m3";
+    case DType::kOpaque:
+      return "opaque";
   }
   return "invalid";
 }
 
 // Whether format granule (spec.h) has tiles of it.
 [[nodiscard]] constexpr bool fits_granule(DType dtype) noexcept {
-  return dtype != DType::kF64 && dtype != DType::kE4M3;
+  return dtype != DType::kF64 && dtype != DType::kE4M3 && dtype != DType::kOpaque;
 }
 
 // Whether each token and head has an f32 scale of K and one of V. Rows outside of caches are never

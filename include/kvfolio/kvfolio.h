@@ -127,7 +127,11 @@ enum {
   KVFOLIO_F16 = 3,
   KVFOLIO_BF16 = 4,
   KVFOLIO_INT8 = 5,  // of caches only: with an f32 scale for each token and head
-  KVFOLIO_E4M3 = 6   // so too: e4m3fn; not in format granule
+  KVFOLIO_E4M3 = 6,  // so too: e4m3fn; not in format granule
+  // A byte that only the engine knows: head_dim_k of them for each token and head. Rows of this
+  // type go into such a cache and out of it; attention and conversion refuse it. Not in format
+  // granule.
+  KVFOLIO_OPAQUE = 7
 };
 enum { KVFOLIO_HND = 0, KVFOLIO_NHD = 1, KVFOLIO_GRANULE = 2 };
 enum { KVFOLIO_FULL = 0, KVFOLIO_SLIDING_WINDOW = 1 };

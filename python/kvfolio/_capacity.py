@@ -16,7 +16,8 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _DTYPES: dict[str, DType] = {"float64": "f64", "float32": "f32", "float16": "f16",
                              "bfloat16": "bf16", "int8": "int8", "f64": "f64", "f32": "f32",
-                             "f16": "f16", "bf16": "bf16", "e4m3": "e4m3", "float8_e4m3fn": "e4m3"}
+                             "f16": "f16", "bf16": "bf16", "e4m3": "e4m3", "float8_e4m3fn": "e4m3",
+                             "opaque": "opaque"}
 # Names of transformers for what a layer attends to.
 _FULL = {"full_attention", "attention", "global_attention"}
 _SLIDING = {"sliding_attention", "local_attention"}

@@ -26,7 +26,7 @@ Uint64Input = Union[SupportsDLPack, Sequence[int]]
 # What a plan gives.
 Int32Array = NDArray[np.int32]
 
-DType = Literal["f64", "f32", "f16", "bf16", "int8", "e4m3"]
+DType = Literal["f64", "f32", "f16", "bf16", "int8", "e4m3", "opaque"]
 Format = Literal["hnd", "nhd", "granule"]
 Order = Literal["in_order", "unordered"]
 Publish = Literal["all", "full_blocks", "nothing"]

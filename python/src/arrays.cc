@@ -190,10 +190,12 @@ DType dtype_of(const Array& array, const char* name, bool allow_scaled) {
   if (code == nb::dlpack::dtype_code::Bfloat && dtype.bits == 16) return DType::kBF16;
   if (code == nb::dlpack::dtype_code::UInt && dtype.bits == 16) return DType::kBF16;
   if (allow_scaled && code == nb::dlpack::dtype_code::Int && dtype.bits == 8) return DType::kInt8;
-  if (allow_scaled && code == nb::dlpack::dtype_code::UInt && dtype.bits == 8) return DType::kE4M3;
-  raise_type(std::string(name) + ": " + text_of(array.array) +
-             ", wanted: float64, float32, float16, bfloat16 or uint16 (the bits of bfloat16)" +
-             (allow_scaled ? ", int8 or uint8 (the bits of e4m3)" : ""));
+  if (code == nb::dlpack::dtype_code::UInt && dtype.bits == 8) return DType::kOpaque;
+  raise_type(
+      std::string(name) + ": " + text_of(array.array) +
+      ", wanted: float64, float32, float16, bfloat16, uint16 (the bits of bfloat16) or uint8 "
+      "(opaque" +
+      (allow_scaled ? ", the bits of e4m3) or int8" : ")"));
 }
 
 namespace {

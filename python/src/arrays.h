@@ -55,7 +55,7 @@ Array array_of(nb::handle object, const char* name, Access access);
 std::string describe(const nb::ndarray<nb::ro>& array);
 
 // The element type of an array: float64, float32, float16, bfloat16, uint16 (the bits of bf16),
-// and of caches int8, uint8 (the bits of e4m3). TypeError otherwise.
+// uint8 (opaque, which may be the bits of e4m3), of caches int8. TypeError otherwise.
 DType dtype_of(const Array& array, const char* name, bool allow_scaled = false);
 
 // Rows [tokens, heads, head_dim]. Without `object` (None) there is no data.

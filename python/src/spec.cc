@@ -10,9 +10,10 @@
 namespace kvfolio::python {
 namespace {
 
-constexpr Word<DType> kDTypes[] = {{"f64", DType::kF64},   {"f32", DType::kF32},
-                                   {"f16", DType::kF16},   {"bf16", DType::kBF16},
-                                   {"int8", DType::kInt8}, {"e4m3", DType::kE4M3}};
+constexpr Word<DType> kDTypes[] = {{"f64", DType::kF64},      {"f32", DType::kF32},
+                                   {"f16", DType::kF16},      {"bf16", DType::kBF16},
+                                   {"int8", DType::kInt8},    {"e4m3", DType::kE4M3},
+                                   {"opaque", DType::kOpaque}};
 constexpr Word<Format> kFormats[] = {
     {"hnd", Format::kHnd}, {"nhd", Format::kNhd}, {"granule", Format::kGranule}};
 constexpr Word<VictimPolicy> kPolicies[] = {{"lru", VictimPolicy::kLru},

@@ -140,7 +140,9 @@ void check_arrays(const Lent& lent, bool layers, const GroupSpec& group) {
                               std::int32_t head_dim) {
     if (!rows) return;
     check_axes(*rows, name, layers, group, head_dim, 2);
-    if (dtype_of(*rows, name, true) == group.dtype) return;
+    const DType dtype = dtype_of(*rows, name, true);
+    if (dtype == group.dtype) return;
+    if (dtype == DType::kOpaque && group.dtype == DType::kE4M3) return;  // its bits
     raise_type(std::string(name) + ": " + describe(rows->array) + ", wanted: elements of " +
                to_string(group.dtype));
   };
@@ -257,6 +259,7 @@ GroupSpec spec_of_arrays(const Lent& lent, Format format, bool v_is_prefix_of_k,
   group.block_size = i32(Int{k.size(first + 2) * tokens}, "block_size");
   group.head_dim_k = i32(Int{k.size(first + 3) / tokens}, "head_dim");
   group.dtype = dtype_of(k, "k", true);
+  if (group.dtype == DType::kOpaque && lent.k_scale) group.dtype = DType::kE4M3;
   group.format = format;
   group.v_is_prefix_of_k = v_is_prefix_of_k;
   group.head_dim_v = head_dim_v;
@@ -304,7 +307,8 @@ nb::dlpack::dtype element_of(DType dtype) {
     case DType::kInt8:
       return nb::dtype<std::int8_t>();
     case DType::kE4M3:
-      break;  // its bits
+    case DType::kOpaque:
+      break;  // bytes
   }
   return nb::dtype<std::uint8_t>();
 }
@@ -344,7 +348,8 @@ void add_view(nb::module_& m) {
       "layers, with an axis in front; any strides that nest, rows contiguous. format granule: "
       "[num_blocks, num_kv_heads, block_size / 16, 16 * head_dim], tiles contiguous and at "
       "multiples of 64 bytes. int8 and e4m3 also take float32 scales [num_blocks, num_kv_heads, "
-      "block_size]. uint16 is the bits of bfloat16, uint8 those of e4m3. \"hnd\" stands for every "
+      "block_size]. uint16 is the bits of bfloat16, uint8 those of e4m3, or opaque without scales. "
+      "\"hnd\" stands for every "
       "layout but granule: "
       "the strides say it.");
   const auto number = [&](const char* name, auto field) {

@@ -240,8 +240,25 @@ def test_e4m3_is_shown_and_lent_as_its_bits_and_scales():
     back = np.zeros((1, 1, 4), np.float32)
     kv.gather(lent, [1, 0], 2, first=1, k=back)
     assert back.tolist() == [[[0, 0, 0, 896]]]
-    with pytest.raises(TypeError, match="uint8"):
+    with pytest.raises(kv.InvalidArgument, match="k.dtype is opaque"):
         kv.append(own, k.astype(np.uint8), k, [0, 1])
+
+
+def test_opaque_rows_go_in_and_out_as_they_are():
+    storage = kv.Storage([kv.GroupSpec(num_kv_heads=2, head_dim=5, head_dim_v=3, num_blocks=2, block_size=4,
+                                       dtype="opaque")])
+    view = storage.view()
+    rng = np.random.default_rng(1)
+    k, v = (rng.integers(0, 256, (3, 2, size), np.uint8) for size in (5, 3))
+    kv.append(view, k, v, [1, 2, 7])
+    assert view.dtype == "opaque" and np.array_equal(view.k[0, 1, :, 3], k[2])
+    out_k, out_v = np.zeros((3, 2, 5), np.uint8), np.zeros((3, 2, 3), np.uint8)
+    kv.gather(view, [0, 1], 3, first=1, count=2, k=out_k[:2], v=out_v[:2])
+    assert np.array_equal(out_k[:2], k[:2]) and np.array_equal(out_v[:2], v[:2])
+    lent = kv.View.borrow(view.k[0].copy(), view.v[0].copy())
+    assert lent.dtype == "opaque"
+    with pytest.raises(kv.InvalidArgument, match="k.dtype is f32, allowed: opaque"):
+        kv.append(view, k.astype(np.float32), v, [1, 2, 7])
 
 
 SPEC = kv.GroupSpec(num_kv_heads=2, head_dim=16, num_blocks=8, block_size=4)
@@ -263,8 +280,6 @@ SPEC = kv.GroupSpec(num_kv_heads=2, head_dim=16, num_blocks=8, block_size=4)
     (TypeError, "no array", lambda k, v: kv.View.borrow([1.0], v)),
     (kv.InvalidArgument, "k_scale", lambda k, v: kv.View.borrow(k.astype(np.int8),
                                                                 v.astype(np.int8))),
-    (kv.InvalidArgument, "k_scale", lambda k, v: kv.View.borrow(k.astype(np.uint8),
-                                                                v.astype(np.uint8))),
     (kv.InvalidArgument, "dtype is e4m3", lambda k, v: kv.Storage([kv.GroupSpec(
         head_dim=16, num_blocks=8, dtype="e4m3", format="granule")])),
     (kv.InvalidArgument, "granule", lambda k, v: kv.View.borrow(k[0], v[0], format="granule")),

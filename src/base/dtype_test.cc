@@ -85,8 +85,8 @@ TEST(DType, BytesAndNames) {
   EXPECT_EQ(dtype_bytes(static_cast<DType>(17)), 0);
   EXPECT_EQ(std::string(to_string(DType::kF64)) + to_string(DType::kF32) + to_string(DType::kF16) +
                 to_string(DType::kBF16) + to_string(DType::kInt8) + to_string(DType::kE4M3) +
-                to_string(static_cast<DType>(-1)),
-            "f64f32f16bf16int8e4m3invalid");
+                to_string(DType::kOpaque) + to_string(static_cast<DType>(-1)),
+            "f64f32f16bf16int8e4m3opaqueinvalid");
 }
 
 // e4m3fn by its definition: 4 bits of exponent with bias 7, 3 of mantissa, no infinity.

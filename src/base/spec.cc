@@ -68,7 +68,7 @@ Status check_group(std::size_t index, const GroupSpec& group) {
   KVFOLIO_RETURN_IF_ERROR(check_range(index, "num_blocks", group.num_blocks, 1, kMaxSlots));
   if (dtype_bytes(group.dtype) == 0) {
     return bad_field(index, "dtype", static_cast<std::int64_t>(group.dtype),
-                     "f64, f32, f16, bf16, int8, e4m3");
+                     "f64, f32, f16, bf16, int8, e4m3, opaque");
   }
   switch (group.format) {
     case Format::kHnd:

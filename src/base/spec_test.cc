@@ -80,9 +80,9 @@ TEST(Spec, AFieldOutOfRangeIsRefusedWithGroupFieldValueAndWhatIsAllowed) {
 }
 
 TEST(Spec, ValuesThatAreNoEnumeratorsAreRefused) {
-  EXPECT_THAT(
-      refusal([](GroupSpec& g) { g.dtype = static_cast<DType>(9); }),
-      AllOf(HasSubstr("group 1: dtype is 9"), HasSubstr("f64, f32, f16, bf16, int8, e4m3")));
+  EXPECT_THAT(refusal([](GroupSpec& g) { g.dtype = static_cast<DType>(9); }),
+              AllOf(HasSubstr("group 1: dtype is 9"),
+                    HasSubstr("f64, f32, f16, bf16, int8, e4m3, opaque")));
   EXPECT_THAT(refusal([](GroupSpec& g) { g.format = static_cast<Format>(-1); }),
               AllOf(HasSubstr("group 1: format is -1"), HasSubstr("HND, NHD, granule")));
   EXPECT_THAT(refusal([](GroupSpec& g) { g.kind = static_cast<AttentionKind>(3); }),
@@ -105,6 +105,8 @@ TEST(Spec, GranuleTakesWholeTilesOfWholeGranules) {
   EXPECT_EQ(granule([](GroupSpec& g) { g.head_dim_v = 0; }), "accepted");
   EXPECT_THAT(granule([](GroupSpec& g) { g.dtype = DType::kF64; }),
               HasSubstr("dtype is f64, allowed in format granule: f32, f16, bf16, int8"));
+  EXPECT_THAT(granule([](GroupSpec& g) { g.dtype = DType::kOpaque; }),
+              HasSubstr("dtype is opaque, allowed in format granule"));
   EXPECT_THAT(granule([](GroupSpec& g) { g.dtype = DType::kE4M3; }),
               HasSubstr("dtype is e4m3, allowed in format granule: f32, f16, bf16, int8"));
   EXPECT_THAT(granule([](GroupSpec& g) { g.block_size = 24; }),

@@ -15,9 +15,9 @@ namespace kvfolio::capi {
 // 0 is the default type; others are one more than in C++.
 inline Status read_dtype(std::string_view call, std::string_view name, std::int32_t value,
                          DType default_type, DType& out) {
-  if (value < KVFOLIO_DTYPE_DEFAULT || value > KVFOLIO_E4M3) {
+  if (value < KVFOLIO_DTYPE_DEFAULT || value > KVFOLIO_OPAQUE) {
     return {ErrorCode::kInvalidArgument, concat(call, ": ", name, " is ", value, ", allowed: 0 to ",
-                                                static_cast<int>(KVFOLIO_E4M3))};
+                                                static_cast<int>(KVFOLIO_OPAQUE))};
   }
   out = value == KVFOLIO_DTYPE_DEFAULT ? default_type : static_cast<DType>(value - 1);
   return {};

@@ -93,8 +93,9 @@ Status check_memory(const DeviceCache& cache) {
 // What the kernels of a device leave to the CPU. Requires: check_view(on_host(cache)).ok().
 Status check_taken(const DeviceCache& cache) {
   const KVView& view = cache.view;
-  if (view.dtype == DType::kF64) {
-    return unsupported("the cache is f64, allowed on a device: f32, f16, bf16, int8, e4m3");
+  if (view.dtype == DType::kF64 || view.dtype == DType::kOpaque) {
+    return unsupported(concat("the cache is ", std::string_view(to_string(view.dtype)),
+                              ", allowed on a device: f32, f16, bf16, int8, e4m3"));
   }
   if (view.granule) return unsupported("the cache has format granule, allowed on a device: rows");
   for (const std::int32_t dim : {view.head_dim_k, view.head_dim_v}) {

@@ -281,6 +281,7 @@ double tolerance(DType dtype, double value) {
       return 0x1p-8 * size;
     case DType::kInt8:
     case DType::kE4M3:
+    case DType::kOpaque:
       break;  // no type of rows
   }
   return 0;

@@ -162,7 +162,7 @@ Status check_view(const KVView& cache) {
   KVFOLIO_RETURN_IF_ERROR(check_size("head_dim_v", cache.head_dim_v, 0));
   if (dtype_bytes(cache.dtype) == 0) {
     return invalid(concat("cache.dtype is ", static_cast<std::int32_t>(cache.dtype),
-                          ", allowed: f64, f32, f16, bf16, int8, e4m3"));
+                          ", allowed: f64, f32, f16, bf16, int8, e4m3, opaque"));
   }
   const std::int64_t slots = std::int64_t{cache.num_blocks} * cache.block_size;
   if (slots > std::numeric_limits<std::int32_t>::max()) {
@@ -197,6 +197,13 @@ Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsSh
     const std::string_view type = to_string(rows.dtype);
     return invalid(concat(name, ".dtype is ", type, ", allowed: f64, f32, f16, bf16 (", type,
                           " is a type of caches, which have its scales)"));
+  }
+  if ((rows.dtype == DType::kOpaque) != (shape.cache == DType::kOpaque)) {
+    return invalid(concat(name, ".dtype is ", std::string_view(to_string(rows.dtype)),
+                          shape.cache == DType::kOpaque
+                              ? ", allowed: opaque, as the cache"
+                              : ", allowed: f64, f32, f16, bf16 (opaque bytes go into an opaque "
+                                "cache and out of one, and are not converted)"));
   }
   if (rows.num_tokens != shape.num_tokens || rows.num_heads != shape.num_heads ||
       rows.head_dim != shape.head_dim) {

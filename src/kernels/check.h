@@ -30,6 +30,7 @@ struct RowsShape {
   std::int32_t num_tokens = 0;
   std::int32_t num_heads = 0;
   std::int32_t head_dim = 0;
+  DType cache = DType::kF32;  // where they come from or go to: opaque rows are an opaque cache's
 
   [[nodiscard]] bool empty() const noexcept {
     return num_tokens == 0 || num_heads == 0 || head_dim == 0;

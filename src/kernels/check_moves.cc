@@ -28,7 +28,8 @@ Status check_output(std::string_view name, const RowsView& rows, const GatherArg
     return invalid(concat(name, " wants ", rows.num_heads, " heads from head ", args.first_head,
                           " on, the cache has heads 0 to ", cache.num_kv_heads - 1));
   }
-  KVFOLIO_RETURN_IF_ERROR(check_written_rows(name, rows, {args.count, rows.num_heads, head_dim}));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_written_rows(name, rows, {args.count, rows.num_heads, head_dim, cache.dtype}));
   if (args.num_layers == 1 || args.count == 0) return {};
   const std::int64_t element = dtype_bytes(rows.dtype);
   RowNest nest;
@@ -84,6 +85,11 @@ Status check_alike(const KVView& from, const KVView& to) {
                             ", allowed: equal ones"));
     }
   }
+  if ((from.dtype == DType::kOpaque) != (to.dtype == DType::kOpaque)) {
+    return invalid(concat("block conversion: dtype is ", std::string_view(to_string(from.dtype)),
+                          " and ", std::string_view(to_string(to.dtype)),
+                          ", and opaque bytes are not converted"));
+  }
   if (to.v_is_prefix_of_k && !from.v_is_prefix_of_k) {
     return invalid("block conversion: V is a prefix of K in the target, but not in the source");
   }
@@ -115,9 +121,10 @@ Status check_append(const KVView& cache, std::int32_t layer, const ConstRowsView
   if (num_slots != static_cast<std::size_t>(k.num_tokens)) {
     return invalid(concat(num_slots, " slots for ", k.num_tokens, " tokens of k"));
   }
-  KVFOLIO_RETURN_IF_ERROR(check_rows("k", k, {k.num_tokens, cache.num_kv_heads, cache.head_dim_k}));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_rows("k", k, {k.num_tokens, cache.num_kv_heads, cache.head_dim_k, cache.dtype}));
   if (stores_v(cache)) {
-    return check_rows("v", v, {k.num_tokens, cache.num_kv_heads, cache.head_dim_v});
+    return check_rows("v", v, {k.num_tokens, cache.num_kv_heads, cache.head_dim_v, cache.dtype});
   }
   if (v.data == nullptr) return {};
   return invalid("v is given, but the cache stores no V of its own");

@@ -61,6 +61,7 @@ ConvertFn convert_from(DType to, Isa isa) {
       return convert_elements<From, BF16>(isa);
     case DType::kInt8:
     case DType::kE4M3:
+    case DType::kOpaque:
       break;
   }
   return nullptr;
@@ -94,6 +95,7 @@ ConvertFn convert_fn(DType from, DType to, Isa isa) noexcept {
       return convert_from<BF16>(to, isa);
     case DType::kInt8:
     case DType::kE4M3:
+    case DType::kOpaque:
       break;
   }
   return nullptr;

@@ -16,7 +16,7 @@ namespace kvfolio::kernels {
 using ConvertFn = void (*)(const std::byte* src, std::byte* dst, std::int64_t n);
 
 // Equal types: a plain copy. What has a scale is no type of elements alone (see
-// quantize.h): null. Requires:
+// quantize.h) and opaque bytes become nothing else: null. Requires:
 // both are element types, the processor has the isa.
 [[nodiscard]] ConvertFn convert_fn(DType from, DType to, Isa isa = best_isa()) noexcept;
 

@@ -712,6 +712,87 @@ TEST(EveryFormat, EachHostileViewOfTilesAndScalesIsRefused) {
   EXPECT_EQ(cache.memory, before);
 }
 
+// ---- opaque ------------------------------------------------------------------------------------
+
+RowsView bytes_of_rows(std::vector<std::byte>& bytes, int tokens, int heads, int dim) {
+  return {bytes.data(), heads * dim, dim, tokens, heads, dim, DType::kOpaque};
+}
+
+TEST(OpaqueCache, RowsGoInAndOutAsTheyAreAndBlocksMoveBetweenFormats) {
+  constexpr int kTokens = 21, kHeads = 3, kDimK = 13, kDimV = 5;
+  std::mt19937 random(9);
+  const auto drawn = [&](int dim) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(kTokens * kHeads * dim));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() & 0xffu);
+    return bytes;
+  };
+  std::vector<std::byte> k = drawn(kDimK), v = drawn(kDimV);
+  for (const Format format : {Format::kHnd, Format::kNhd}) {
+    GroupSpec spec{.num_layers = 2,
+                   .num_kv_heads = kHeads,
+                   .head_dim_k = kDimK,
+                   .head_dim_v = kDimV,
+                   .dtype = DType::kOpaque,
+                   .format = format,
+                   .num_blocks = 3};
+    const TestCache cache(spec);
+    spec.format = format == Format::kHnd ? Format::kNhd : Format::kHnd;
+    const TestCache other(spec);
+    std::vector<std::int32_t> slots(kTokens);
+    std::iota(slots.begin(), slots.end(), 16);
+    ASSERT_TRUE(append(cache.view, 1, bytes_of_rows(k, kTokens, kHeads, kDimK),
+                       bytes_of_rows(v, kTokens, kHeads, kDimV), slots)
+                    .ok());
+    const std::int32_t blocks[] = {0, 1, 2};
+    ASSERT_TRUE(convert_blocks(cache.view, other.view, blocks, blocks).ok());
+    const std::int32_t table[] = {1, 2};
+    for (const TestCache* from : {&cache, &other}) {
+      std::vector<std::byte> k_out(k.size()), v_out(v.size());
+      const Status status = gather({.cache = from->view,
+                                    .block_table = table,
+                                    .length = kTokens,
+                                    .count = kTokens,
+                                    .first_layer = 1,
+                                    .k = bytes_of_rows(k_out, kTokens, kHeads, kDimK),
+                                    .v = bytes_of_rows(v_out, kTokens, kHeads, kDimV)});
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(k_out, k);
+      EXPECT_EQ(v_out, v);
+    }
+  }
+}
+
+TEST(OpaqueCache, AttentionConversionAndRowsOfOtherTypesAreRefusedByName) {
+  const TestCache cache(
+      {.head_dim_k = 8, .head_dim_v = 8, .dtype = DType::kOpaque, .num_blocks = 1});
+  const TestCache floats({.head_dim_k = 8, .head_dim_v = 8, .num_blocks = 1});
+  std::vector<std::byte> bytes(8);
+  const RowsView opaque = bytes_of_rows(bytes, 1, 1, 8);
+  TestRows rows(1, 1, 8, DType::kF32);
+  const std::int32_t slots[] = {0};
+  const auto refused = [](const Status& status, ErrorCode code, const char* says) {
+    EXPECT_EQ(status.code(), code);
+    EXPECT_THAT(status.message(), HasSubstr(says));
+  };
+  constexpr ErrorCode kInvalid = ErrorCode::kInvalidArgument;
+  refused(append(cache.view, 0, rows.rows, opaque, slots), kInvalid,
+          "k.dtype is f32, allowed: opaque, as the cache");
+  refused(append(floats.view, 0, rows.rows, opaque, slots), kInvalid, "v.dtype is opaque");
+  refused(write_token(cache.view, {}, opaque, rows.rows), kInvalid, "v.dtype is f32");
+  refused(read_token(floats.view, {}, opaque, {}), kInvalid, "k.dtype is opaque");
+  refused(convert(opaque, rows.rows), kInvalid, "src.dtype is opaque");
+  refused(convert(rows.rows, opaque), kInvalid, "dst.dtype is opaque");
+  refused(convert_blocks(cache.view, floats.view, slots, slots), kInvalid,
+          "dtype is opaque and f32, and opaque bytes are not converted");
+  refused(convert_blocks(floats.view, cache.view, slots, slots), kInvalid, "f32 and opaque");
+  for (const KernelTarget target : {KernelTarget::kAuto, KernelTarget::kReference}) {
+    refused(choose_kernel_target(cache.view, target).error(), ErrorCode::kUnsupported,
+            "the cache is opaque");
+    refused(attention_workspace_bytes(cache.view, 1, 1, target).error(), ErrorCode::kUnsupported,
+            "the cache is opaque");
+  }
+}
+
 TEST(EveryFormat, RowsOfTypesWithScalesAreRefusedWhereverRowsAreTaken) {
   TestCache cache({.head_dim_k = 8, .head_dim_v = 8, .num_blocks = 1});
   std::byte bytes[64] = {};

@@ -106,13 +106,13 @@ Status write_token(const KVView& cache, const TokenPlace& place, const ConstRows
                    const ConstRowsView& v) {
   KVFOLIO_RETURN_IF_ERROR(check_token(cache, place));
   if (k.data != nullptr) {
-    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("k", k, {1, 1, cache.head_dim_k}));
+    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("k", k, {1, 1, cache.head_dim_k, cache.dtype}));
   }
   if (v.data != nullptr) {
     if (!kernels::stores_v(cache)) {
       return invalid("v is given, but the cache stores no V of its own");
     }
-    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("v", v, {1, 1, cache.head_dim_v}));
+    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("v", v, {1, 1, cache.head_dim_v, cache.dtype}));
   }
   if (k.data != nullptr) {
     RowWriter(kernels::k_plane(cache, place.layer), k.dtype)
@@ -129,11 +129,11 @@ Status read_token(const KVView& cache, const TokenPlace& place, const RowsView& 
                   const RowsView& v) {
   KVFOLIO_RETURN_IF_ERROR(check_token(cache, place));
   if (k.data != nullptr) {
-    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("k", k, {1, 1, cache.head_dim_k}));
+    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("k", k, {1, 1, cache.head_dim_k, cache.dtype}));
   }
   if (v.data != nullptr) {
     if (cache.head_dim_v == 0) return invalid("v is wanted, but the cache has no V");
-    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("v", v, {1, 1, cache.head_dim_v}));
+    KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("v", v, {1, 1, cache.head_dim_v, cache.dtype}));
   }
   if (k.data != nullptr) {
     RowReader(kernels::k_plane(cache, place.layer), k.dtype).read(box_of(cache, place), k.data, {});

@@ -223,6 +223,7 @@ QuantizeLoops quantize_loops(DType rows, DType cache, Isa isa) noexcept {
       return loops_for<BF16, DType::kBF16>(cache, isa);
     case DType::kInt8:
     case DType::kE4M3:
+    case DType::kOpaque:
       break;
   }
   return {};

@@ -64,6 +64,7 @@ inline double load(const std::byte* data, DType dtype) {
       return static_cast<double>(f32_from_bf16(half));
     case DType::kInt8:
     case DType::kE4M3:
+    case DType::kOpaque:
       break;  // a value only with its scale
   }
   return 0;
@@ -102,6 +103,7 @@ inline void store(std::byte* data, DType dtype, double value) {
       return;
     case DType::kInt8:
     case DType::kE4M3:
+    case DType::kOpaque:
       return;
   }
 }

@@ -133,6 +133,7 @@ TEST(Identity, EachFieldOfModelAndLayoutMakesAnotherNamespace) {
       [](auto&, auto& group) { group.dtype = DType::kF16; },
       [](auto&, auto& group) { group.dtype = DType::kInt8; },
       [](auto&, auto& group) { group.dtype = DType::kE4M3; },
+      [](auto&, auto& group) { group.dtype = DType::kOpaque; },
       [](auto&, auto& group) { group.format = Format::kNhd; },
       [](auto&, auto& group) { group.format = Format::kGranule; },
       [](auto&, auto& group) { group.kind = AttentionKind::kSlidingWindow, group.window = 8; },

@@ -76,8 +76,8 @@ inline void expect_pattern(const KVView& view, const std::vector<int>& source) {
 
 inline std::vector<GroupSpec> shapes() {
   std::vector<GroupSpec> result;
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8, DType::kE4M3}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8,
+                            DType::kE4M3, DType::kOpaque}) {
     for (const Format format : {Format::kHnd, Format::kNhd, Format::kGranule}) {
       for (const std::int32_t block_size : {1, 3, 16, 48}) {
         if (block_size == 48 && format != Format::kGranule) continue;

@@ -45,6 +45,11 @@ Status check(const TokenStoreOptions& options) {
     if (value >= low && value <= high) continue;
     return invalid(concat("token store: ", field, " is ", value, ", allowed: ", low, " to ", high));
   }
+  if (options.dtype == DType::kOpaque) {
+    return invalid(
+        "token store: dtype is opaque, whose values it cannot read; allowed: f64, f32, "
+        "f16, bf16, int8, e4m3");
+  }
   if (dtype_bytes(options.dtype) != 0) return {};
   return invalid(concat("token store: dtype is ", static_cast<std::int32_t>(options.dtype),
                         ", allowed: f64, f32, f16, bf16, int8, e4m3"));

@@ -305,6 +305,7 @@ TEST(TokenStore, OptionsOutOfRangeAreErrorsWithTheNumbers) {
   refuse({.head_dim_k = 8, .block_size = 0, .max_tokens = 4}, {"block_size is 0", "1 to 1024"});
   refuse({.head_dim_k = 8, .block_size = 1025, .max_tokens = 4}, {"block_size is 1025"});
   refuse({.head_dim_k = 8, .dtype = static_cast<DType>(9), .max_tokens = 4}, {"dtype is 9"});
+  refuse({.head_dim_k = 8, .dtype = DType::kOpaque, .max_tokens = 4}, {"dtype is opaque"});
   refuse({.head_dim_k = 1 << 20,
           .head_dim_v = 1 << 20,
           .num_kv_heads = 1 << 20,

@@ -370,9 +370,31 @@ static void copies_of_a_resource_that_fail_are_said(void) {
   CHECK(failing.memory.bytes_out == 0);
 }
 
+// Bytes that only the engine knows come back as they were; nothing makes numbers of them.
+static void opaque_rows_are_copied(void) {
+  kvfolio_group_spec group = small_group();
+  group.dtype = KVFOLIO_OPAQUE;
+  kvfolio_storage* storage = NULL;
+  MUST(kvfolio_storage_create(&group, 1, NULL, &storage, &g_error));
+  kvfolio_view* view = NULL;
+  MUST(kvfolio_view_create(storage, 0, -1, &view, &g_error));
+  const unsigned char k[8] = {1, 255, 127, 128, 0, 2, 3, 4};
+  unsigned char back[8];
+  MUST(kvfolio_write_token(view, 0, 0, 5, KVFOLIO_OPAQUE, k, k, &g_error));
+  MUST(kvfolio_read_token(view, 0, 0, 5, KVFOLIO_OPAQUE, back, NULL, &g_error));
+  CHECK(memcmp(back, k, sizeof k) == 0);
+  const float floats[8] = {0.0f};
+  CHECK(kvfolio_write_token(view, 0, 0, 5, 0, floats, NULL, &g_error) ==
+        KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "k.dtype is f32, allowed: opaque") != NULL);
+  kvfolio_view_destroy(view);
+  kvfolio_storage_destroy(storage);
+}
+
 int main(void) {
   copies_of_a_resource_that_fail_are_said();
   fit_takes_groups_of_any_size();
+  opaque_rows_are_copied();
   rows_of_e4m3_have_scales();
   storage_stays_the_callers_when_no_manager_is_made();
   storage_of_a_manager_outlives_a_destroy();

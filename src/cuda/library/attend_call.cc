@@ -72,6 +72,7 @@ Element element_of_dtype(DType dtype) {
       return Element::kE4M3;
     case DType::kF32:
     case DType::kF64:
+    case DType::kOpaque:
       break;
   }
   return Element::kF32;

@@ -198,6 +198,11 @@ Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget want
 Result<KernelTarget> choose_kernel_target(const KVView& cache, const AttentionParams& params,
                                           KernelTarget wanted) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_memory(cache));
+  if (cache.dtype == DType::kOpaque) {
+    return kernels::unsupported(
+        "the cache is opaque, whose bytes no kernel target knows; allowed: f64, f32, f16, bf16, "
+        "int8, e4m3");
+  }
   if (wanted != KernelTarget::kAuto) return kernels::allowed(cache, params, wanted);
   const std::string_view name = kernels::environment();
   if (!name.empty()) {

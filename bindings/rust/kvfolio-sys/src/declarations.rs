@@ -25,6 +25,7 @@ pub const KVFOLIO_F16: i32 = 3;
 pub const KVFOLIO_BF16: i32 = 4;
 pub const KVFOLIO_INT8: i32 = 5;
 pub const KVFOLIO_E4M3: i32 = 6;
+pub const KVFOLIO_OPAQUE: i32 = 7;
 pub const KVFOLIO_HND: i32 = 0;
 pub const KVFOLIO_NHD: i32 = 1;
 pub const KVFOLIO_GRANULE: i32 = 2;

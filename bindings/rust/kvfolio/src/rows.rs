@@ -37,7 +37,7 @@ pub(crate) mod sealed {
     }
     impl Sealed for u8 {
         fn keeps(dtype: DType) -> bool {
-            dtype == DType::E4M3
+            matches!(dtype, DType::E4M3 | DType::Opaque)
         }
     }
 }
@@ -133,6 +133,10 @@ macro_rules! rows {
             /// Rows of bf16, as bits.
             pub fn bf16(data: &'a $($mut)? [u16], shape: [usize; 3]) -> Self {
                 Self::new(DType::Bf16, data, shape)
+            }
+            /// Rows of bytes that only the engine knows, for caches of [`DType::Opaque`].
+            pub fn bytes(data: &'a $($mut)? [u8], shape: [usize; 3]) -> Self {
+                Self::new(DType::Opaque, data, shape)
             }
             /// Rows with gaps: bytes from one token, and from one head, to the next one. Both 0:
             /// without gaps, as in C.

@@ -20,6 +20,10 @@ pub enum DType {
     Int8 = sys::KVFOLIO_INT8,
     /// So too: e4m3fn of FP8; not in format granule. In Rust the bits, in a `u8`.
     E4M3 = sys::KVFOLIO_E4M3,
+    /// A byte that only the engine knows: `head_dim_k` of them for each token and head. They are
+    /// copied in and out as [`Rows::bytes`](crate::Rows::bytes); attention and conversion refuse
+    /// them. Not in format granule.
+    Opaque = sys::KVFOLIO_OPAQUE,
 }
 
 impl DType {
@@ -29,7 +33,7 @@ impl DType {
             DType::F64 => 8,
             DType::F32 => 4,
             DType::F16 | DType::Bf16 => 2,
-            DType::Int8 | DType::E4M3 => 1,
+            DType::Int8 | DType::E4M3 | DType::Opaque => 1,
         }
     }
 
@@ -173,6 +177,7 @@ impl GroupSpec {
                 sys::KVFOLIO_BF16 => DType::Bf16,
                 sys::KVFOLIO_INT8 => DType::Int8,
                 sys::KVFOLIO_E4M3 => DType::E4M3,
+                sys::KVFOLIO_OPAQUE => DType::Opaque,
                 _ => DType::F32,
             },
             format: match c.format {

@@ -90,6 +90,12 @@ impl Drop for ViewHandle {
 /// assert_eq!(view.k::<u8>(0, 0, 0, 5), Some(&[0x7e, 0xb8][..]));
 /// assert_eq!(view.v_scale(0, 0, 0, 5), Some(2.0));
 /// assert!(view.k::<i8>(0, 0, 0, 5).is_none());
+///
+/// // Bytes that only the engine knows are copied in and out.
+/// let mut storage = Storage::new(&[GroupSpec { dtype: DType::Opaque, ..group }])?;
+/// let bytes = |data| Some(Rows::bytes(data, [1, 1, 2]));
+/// storage.as_mut().view(0)?.write_token(0, 0, 5, bytes(&[1, 255]), bytes(&[7, 128]))?;
+/// assert_eq!(storage.view(0)?.k::<u8>(0, 0, 0, 5), Some(&[1, 255][..]));
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 #[derive(Clone, Copy)]

@@ -146,8 +146,15 @@ fn create(call: &Call) -> Cache {
         head_dim_v: n.i32(),
         v_is_prefix_of_k: n.bool(),
         block_size: n.i32(),
-        dtype: [DType::F64, DType::F32, DType::F16, DType::Bf16, DType::Int8, DType::E4M3]
-            [n.i64() as usize - 1],
+        dtype: [
+            DType::F64,
+            DType::F32,
+            DType::F16,
+            DType::Bf16,
+            DType::Int8,
+            DType::E4M3,
+            DType::Opaque,
+        ][n.i64() as usize - 1],
         format: [Format::Hnd, Format::Nhd, Format::Granule][n.i64() as usize],
         kind: match (n.i64(), n.i32(), n.i32()) {
             (0, _, _) => Kind::Full,
