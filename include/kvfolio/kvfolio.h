@@ -1108,6 +1108,8 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //    and its kin the bases, kvfolio_rows is RowsView.
 //  - KVStorage::image_runs(): for who copies and checks in one pass; *_read_blocks() and
 //    *_write_blocks() copy what it lists.
+//  - copies_later(), submit() and poll() of MemoryResource, and submit_read(), submit_write() and
+//    poll_copy() of KVStorage: memory of a caller in C copies within the call.
 //  - validate(): kvfolio_plan_layouts() refuses what it refuses.
 //  - unit_of(): the smallest block_size.
 //  - attention_batch(): kvfolio_attend() takes the arrays of a plan themselves.
