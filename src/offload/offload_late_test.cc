@@ -17,9 +17,7 @@ using test::evict_all;
 using test::kFullRecord;
 using test::LateMemory;
 using test::offload_of;
-using test::opened;
 using test::prompt_of;
-using test::run_to_the_end;
 
 constexpr std::int32_t kPrompt = 64;
 
