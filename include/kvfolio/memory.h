@@ -25,6 +25,14 @@ namespace kvfolio {
 // The least alignment that allocate() must give, in bytes.
 inline constexpr std::int64_t kMemoryAlignment = 64;
 
+// kWithin: within memory of the resource. kIn: from any memory of the CPU. kOut: to it.
+enum class CopyDirection : std::int32_t { kWithin = 0, kIn = 1, kOut = 2 };
+
+// Names what was submitted until poll() has said how it ended.
+struct CopyTicket {
+  std::uint64_t number = 0;
+};
+
 // One piece of a batch of copies: `bytes` bytes from src to dst, which do not overlap.
 struct CopyRun {
   std::byte* dst = nullptr;
@@ -37,6 +45,11 @@ struct CopyRun {
 // behind its call, in the order of a stream, and fails there makes each later call fail. Callers of
 // KVStorage see kUnsupported as it is (nothing was copied then) and all else as kUnavailable, with
 // the sentence of the resource.
+//
+// A resource whose copies would make the host wait offers submit(), too. What is submitted goes on
+// behind the caller's back: sources and destinations stay as they are until poll() has said how it
+// ended. All other copies are as ever. A resource that does not (copies_later() is false) copies
+// within submit(), so a caller may use these two everywhere.
 //
 // Every member is pure or inline. So a derived class can be compiled with or without RTTI. The type
 // information of HostMemory is in the library.
@@ -70,6 +83,28 @@ class MemoryResource {
   }
   virtual Status copy_out(std::span<const CopyRun> runs) noexcept {
     return kind() == MemoryKind::kHost ? copy_batch(runs) : no_host_copies();
+  }
+
+  [[nodiscard]] virtual bool copies_later() const noexcept { return false; }
+  // Begins copies and never waits for them. They come behind what was enqueued on `stream` before
+  // (of the resource's kind, as a CUstream; null: behind nothing), by an event: nothing that is
+  // enqueued later waits for them. `runs` may go when the call returns; what they point to may not.
+  // Tickets end in any order, and each one ends. An error: nothing was begun.
+  virtual Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction,
+                                    void* stream) noexcept {
+    static_cast<void>(stream);
+    Status copied = direction == CopyDirection::kIn    ? copy_in(runs)
+                    : direction == CopyDirection::kOut ? copy_out(runs)
+                                                       : copy_batch(runs);
+    if (!copied.ok()) return copied;
+    return CopyTicket{};
+  }
+  // Never waits. False: it is still on its way. True: it is over, and the bytes arrived. An error:
+  // it is over, and they did not; nothing of it is on its way. Requires: a ticket of submit() that
+  // is not over.
+  virtual Result<bool> poll(CopyTicket ticket) noexcept {
+    static_cast<void>(ticket);
+    return true;
   }
 
  private:

@@ -30,6 +30,12 @@
 //  which
 //    it fails to take one block ends with nothing (LoadEnd::kPart): none of it is findable, and the
 //    records stay where they are. Both are counted (OffloadCounters::copies_failed).
+//  - Memory that copies later (MemoryResource::copies_later()). poll() begins copies, and never
+//    waits for one. A block on its way to the arena is held, and its record is sealed, from the
+//    bytes that arrived, when they have. A load stays open, with its records, until all of its
+//    copies have ended, also if it is late, forgotten or canceled meanwhile. So a request whose
+//    copies do not end does not end either. At most ManagerOptions::max_transfers blocks are on
+//    their way to the arena at a time.
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
 //    tier may still touch is not used again before the tier says so. Records that a tier has not
 //    brought by half of that time are asked of the next tier that has them, for all requests that
@@ -131,6 +137,9 @@ struct OffloadOptions {
   std::uint64_t epoch = 0;                   // NameEpochs::epoch; at most 2^63
   std::span<const RootEpoch> root_epochs{};  // NameEpochs::roots
   MemoryResource* resource = nullptr;        // of the arena; null: HostMemory
+  // Where the engine enqueues its steps, for a cache in memory that copies later: copies come
+  // behind what is enqueued there (MemoryResource::submit()).
+  void* stream = nullptr;
 };
 
 struct OffloadOpened {
@@ -237,7 +246,8 @@ class Offload {
                                                              const OffloadOptions& options);
   // Closes no sequence and no tier. If a tier has not ended a load or a store by now and does not
   // in a few polls, the arena is never given back: so drain() first, or close the tiers. A tier
-  // that still owes answers is not given to another Offload.
+  // that still owes answers is not given to another Offload. If copies of the cache's memory have
+  // not ended by then, neither are the blocks: their load or hold stays open.
   KVFOLIO_API ~Offload();
   Offload(const Offload&) = delete;
   Offload& operator=(const Offload&) = delete;
@@ -250,7 +260,8 @@ class Offload {
   // sequences that are ready, each once; valid until the next call.
   KVFOLIO_API std::span<const SequenceReady> poll(std::uint64_t now_us);
   // The sequence goes on now: ends its request. Returns its length, which may have grown.
-  // kNotFound: as the manager's calls.
+  // kNotFound: as the manager's calls. kFailedPrecondition: copies to its blocks are on their way
+  // (memory that copies later). It is ready as soon as these have ended; poll() says so.
   KVFOLIO_API Result<std::int32_t> cancel(SequenceId sequence);
   // Nothing is pending, nothing waits to be stored, no step that may bring something is in flight,
   // no tier works for us, and what was forgotten has left the arena.

@@ -147,6 +147,18 @@ class KVStorage {
   // any of these blocks may have any bytes.
   KVFOLIO_API Status write_blocks(GroupId group, std::span<const std::int32_t> blocks,
                                   std::span<const std::byte> images);
+  // read_blocks() and write_blocks() of one block, begun: MemoryResource::submit(). Image and block
+  // stay as they are until poll_copy() says that the ticket is over: hold the block, or keep its
+  // load open. An error, as of read_blocks(): nothing was begun.
+  [[nodiscard]] KVFOLIO_API bool copies_later() const noexcept;
+  KVFOLIO_API Result<CopyTicket> submit_read(GroupId group, std::int32_t block,
+                                             std::span<std::byte> image,
+                                             void* stream = nullptr) const;
+  KVFOLIO_API Result<CopyTicket> submit_write(GroupId group, std::int32_t block,
+                                              std::span<const std::byte> image,
+                                              void* stream = nullptr);
+  // MemoryResource::poll(). kUnavailable: it is over, and the bytes did not arrive.
+  [[nodiscard]] KVFOLIO_API Result<bool> poll_copy(CopyTicket ticket) const;
   // Where the pieces of an image lie in the block: `memory` has the bytes [offset, offset + bytes)
   // of the image. For callers that copy and check in one pass, over memory that the CPU may touch.
   struct ImageRun {

@@ -57,6 +57,8 @@ constexpr const char* kNames[] = {
     "checksum-unread",
     "failed-read-sealed",
     "failed-write-findable",
+    "ticket-not-waited-for",
+    "staging-reused-early",
     "verdict-kept",
     "arena-slot-reused-before-done",
     "stored-after-forget",

@@ -62,6 +62,8 @@ enum class Mutant : std::uint8_t {
   kChecksumUnread,
   kFailedReadSealed,
   kFailedWriteFindable,
+  kTicketNotWaitedFor,
+  kStagingReusedEarly,
   kVerdictKept,
   kArenaSlotReusedBeforeDone,
   kStoredAfterForget,

@@ -141,9 +141,7 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
 
 // Answers to questions touch no memory, so they are not waited for.
 Offload::Impl::~Impl() {
-  if (const Request* writer = requests_.writer(); writer != nullptr && !alias_.has_ended()) {
-    static_cast<void>(manager_.finish_load(writer->load.id, 0));
-  }
+  std::optional<std::pair<TierKey, std::int64_t>> touched = leave_copies();
   requests_.clear();
   if (!process_.is_this()) leave_to_parent();
   constexpr int kPolls = 100;
@@ -155,13 +153,12 @@ Offload::Impl::~Impl() {
   // on needs that too: one of those slots stands for all of them.
   give_up_all();
   for (TierPort& port : ports_) port.drop_all();
-  std::optional<std::pair<TierKey, std::int64_t>> stored;
-  ops_.for_each([&stored](std::uint64_t, Op& op) {
-    if (op.kind == TierOp::kStore) stored = {op.key, op.bytes};
+  ops_.for_each([&touched](std::uint64_t, Op& op) {
+    if (op.kind == TierOp::kStore) touched = {op.key, op.bytes};
     op.pin.release();
   });
-  if (!stored) return;
-  const auto slot = arena_->reserve(stored->first, stored->second);
+  if (!touched) return;
+  const auto slot = arena_->reserve(touched->first, touched->second);
   KVFOLIO_CHECK(slot.has_value());  // nothing is pinned any more
   static_cast<void>(arena_->fill(*slot));
   arena_->quarantine(*slot);
@@ -223,6 +220,12 @@ void Offload::Impl::finish(Request& request, std::int32_t cached_tokens, LoadEnd
 Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
   notice_forgetting();
   if (Request* request = requests_.find(requests_.of(sequence)); request != nullptr) {
+    if (!end_copies(*request)) {
+      request->stops = true;
+      return Status(ErrorCode::kFailedPrecondition,
+                    "cancel: blocks of the sequence's load are being copied; poll() says when it "
+                    "is ready");
+    }
     ++counters_.requests_canceled;
     if (request->state == Request::State::kWriting) {
       end_writing(*request);
@@ -246,6 +249,7 @@ void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   notice_forgetting();
   look_at_tiers();
   collect();
+  end_stores();
   watch_stores();
   probe_tiers();
   steps_.keep_for_stores();
@@ -273,7 +277,11 @@ std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {
 }
 
 OffloadLeft Offload::Impl::drain(std::uint64_t now_us) {
-  while (!requests_.empty()) static_cast<void>(cancel(requests_.all().begin()->second.sequence));
+  for (const Requests::Id id : requests_.ids()) {
+    if (Request* request = requests_.find(id); request != nullptr) {
+      static_cast<void>(cancel(request->sequence));
+    }
+  }
   ready_next_.clear();
   take_turn(now_us, true);
   return left();
@@ -284,6 +292,8 @@ OffloadLeft Offload::Impl::left() const noexcept {
   left.blocks = more_findable_ || manager_.num_steps() > 0 ||
                 manager_.counters().blocks_published != published_seen_;
   for (const TierPort& port : ports_) left.stores += port.num_waiting();
+  left.blocks |= !storing_.empty();
+  left.loads += requests_.num_copying();
   return left;
 }
 

@@ -38,6 +38,7 @@ void Offload::Impl::forgot_all() {
   names_.clear();
   end_requests(nullptr, {});
   give_up_arriving(nullptr);
+  forget_stores(nullptr);
   arena_->clear();
   loaded_.clear();
   forgotten_.clear();
@@ -50,6 +51,7 @@ void Offload::Impl::forget_names(const RootKey& root) {
   end_requests(&before, {});
   give_up_arriving(&before);
   if (mutant(Mutant::kStoredAfterForget)) return;
+  forget_stores(&before);
   forgotten_.add(before, *arena_);
   steps_.begin_call();
   erase_forgotten();
@@ -80,7 +82,9 @@ void Offload::Impl::forget_names(std::span<const std::int32_t> tokens, const Ope
   end_requests(&root, prefix);
   if (mutant(Mutant::kStoredAfterForget)) return;
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-    arena_->erase(identity_.key(GroupId(g), name));
+    const TierKey key = identity_.key(GroupId(g), name);
+    forget_store(key);
+    arena_->erase(key);
   }
 }
 
@@ -95,6 +99,12 @@ void Offload::Impl::end_requests(const Digest* root, std::span<const std::int32_
   }
   for (Request* const request : ended) {
     std::int32_t length = request->length;
+    if (!end_copies(*request)) {  // it ends when nothing is copied any more
+      request->stops = true;
+      request->good = 0;
+      request->why = LoadEnd::kForgotten;
+      continue;
+    }
     if (request->state == Request::State::kWriting) {
       length = request->load.begin;  // begin_load() may have found more
       static_cast<void>(manager_.finish_load(request->load.id, 0));

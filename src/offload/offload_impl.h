@@ -12,7 +12,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <span>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
@@ -84,7 +87,16 @@ class Offload::Impl {
   using Arriving = Requests::Arriving;
   using Op = TierAsked;
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
-  enum class Written : std::uint8_t { kYes, kDamaged, kFailed };
+  enum class Written : std::uint8_t { kYes, kLater, kDamaged, kFailed };
+  // A block on its way to the arena, in memory that copies later. The hold keeps it as it is.
+  struct Storing {
+    CopyTicket ticket{};
+    HoldId hold{};
+    ArenaSlot slot{};
+    std::span<std::byte> record{};
+    RecordInfo info{};
+    bool is_forgotten = false;
+  };
 
   // ---- offload.cc ----
   void skip_known(Request& request);
@@ -146,8 +158,23 @@ class Offload::Impl {
   void write(Request& request);
   void write_next(Request& request);
   void end_writing(Request& request);
+  void note_loaded(const TierKey& key);
+  void note_damaged(Request& request, const Piece& piece);
   Result<std::span<const KVStorage::ImageRun>> runs_of(GroupId group, BlockId block);
-  Written write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
+  Written write_block(Request& request, const Piece& piece, BlockId block, ArenaPin& pin);
+
+  // ---- offload_later.cc ----
+  bool begin_store(const FindableBlock& block, const RecordInfo& info, ArenaSlot slot);
+  void end_stores();
+  void end_store(const Storing& one, bool arrived);
+  void forget_stores(const Digest* root);
+  void forget_store(const TierKey& key);
+  [[nodiscard]] bool has_room_to_store() const;
+  // Asks what is copied for the request whether it has ended. True: nothing is on its way.
+  bool end_copies(Request& request);
+  [[nodiscard]] static bool is_right(std::span<const std::byte> record, const TierKey& key);
+  std::optional<std::pair<TierKey, std::int64_t>> leave_copies();
+  [[nodiscard]] Result<bool> is_over(CopyTicket ticket) const;
 
   // ---- what one call may do ----
   static constexpr std::int64_t kAnswersPerPoll = 4096;            // of each tier
@@ -208,6 +235,7 @@ class Offload::Impl {
   OffloadCounters counters_;
   bool more_findable_ = true;
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
+  std::vector<Storing> storing_;
   // What was loaded, until the manager lists it as findable: tiers have it.
   std::unordered_set<TierKey, TierKeyHash> loaded_;
   // of one poll

@@ -19,7 +19,6 @@ using test::MemoryFile;
 using test::offload_of;
 using test::opened;
 using test::prompt_of;
-using test::run_to_the_end;
 
 constexpr std::int32_t kPrompt = 64;
 

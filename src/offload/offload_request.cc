@@ -61,8 +61,10 @@ void Offload::Impl::set_deadline(Request& request) const {
 void Offload::Impl::go_on(Request& request) {
   using State = Request::State;
   if (has_gone_on(request)) {
+    if (!end_copies(request)) return;  // only its blocks wait
     ++counters_.requests_canceled;
     if (request.state == State::kWriting) {
+      request.stops = false;
       static_cast<void>(manager_.finish_load(request.load.id, 0));
     }
     return drop_request(request);

@@ -82,7 +82,7 @@ bool Offload::Impl::has_room_to_drain() const {
 // False: there are more than this poll has steps for.
 bool Offload::Impl::store_unnamed() {
   for (; !unnamed_.empty(); unnamed_.pop_front()) {
-    if (!steps_.has_any()) return false;
+    if (!steps_.has_any() || !has_room_to_store()) return false;
     const FindableBlock& block = unnamed_.front();
     // Another entry of the block has a place in the list of its own.
     const auto serial = manager_.entry_serial(block.group, block.block);
@@ -117,6 +117,7 @@ bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Na
   }
   RecordInfo info = record_of(block.group, name.end, key);
   info.owner = root_owner(name.root);
+  if (manager_.storage()->copies_later()) return begin_store(block, info, *slot);
   if (!read_block(block, info, arena_->fill(*slot))) {
     ++counters_.stores_dropped;
     arena_->abandon(*slot);

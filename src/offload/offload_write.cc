@@ -26,10 +26,12 @@ void Offload::Impl::write_in_turn(Request& request) {
     if (late) finish(request, request.length, LoadEnd::kTimeout);
     return;
   }
-  write(request);
+  end_copies(request);
+  if (!request.stops) write(request);
   const bool all = !has_block_to_write(request);
-  if (!all && late) request.why = LoadEnd::kTimeout;
-  if (all || late) end_writing(request);
+  if (!all && late && !request.stops) request.why = LoadEnd::kTimeout;
+  request.stops |= all || late;
+  if (request.stops && request.copying.empty()) end_writing(request);
 }
 
 void Offload::Impl::begin_writing(Request& request) {
@@ -60,7 +62,8 @@ void Offload::Impl::begin_writing(Request& request) {
   request.group = -1;
   requests_.enter(request, Request::State::kWriting);
   write(request);
-  if (!has_block_to_write(request)) end_writing(request);
+  request.stops = !has_block_to_write(request);
+  if (request.stops && request.copying.empty()) end_writing(request);
 }
 
 // The blocks that the load waits for, group by group.
@@ -103,16 +106,13 @@ void Offload::Impl::write_next(Request& request) {
   }
   requests_.release(request, requests_.end_of(piece), pin);
   if (pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
-  switch (write_block(piece, block, pin)) {
+  switch (write_block(request, piece, block, pin)) {
     case Written::kYes:
-      ++counters_.loads;
-      if (loaded_.size() < kLoadedMax) loaded_.insert(piece.key);
+      return note_loaded(piece.key);
+    case Written::kLater:
       return;
     case Written::kDamaged:
-      request.good = begin;
-      ++counters_.arena_corrupt;
-      arena_->erase(piece.key);
-      return;
+      return note_damaged(request, piece);
     case Written::kFailed:  // memory that failed once is not trusted with the rest of the load
       ++counters_.copies_failed;
       if (!mutant(Mutant::kFailedWriteFindable)) request.good = 0;
@@ -132,8 +132,20 @@ Result<std::span<const KVStorage::ImageRun>> Offload::Impl::runs_of(GroupId grou
   return std::span<const KVStorage::ImageRun>(runs_).first(static_cast<std::size_t>(*count));
 }
 
-Offload::Impl::Written Offload::Impl::write_block(const Piece& piece, BlockId block,
-                                                  const ArenaPin& pin) {
+void Offload::Impl::note_loaded(const TierKey& key) {
+  ++counters_.loads;
+  if (loaded_.size() < kLoadedMax) loaded_.insert(key);
+}
+
+void Offload::Impl::note_damaged(Request& request, const Piece& piece) {
+  request.good = std::min(request.good, piece.logical * block_size(piece.group));
+  ++counters_.arena_corrupt;
+  arena_->erase(piece.key);
+}
+
+// The pin goes with what is copied later, whose payload is checked when it has arrived.
+Offload::Impl::Written Offload::Impl::write_block(Request& request, const Piece& piece,
+                                                  BlockId block, ArenaPin& pin) {
   const std::span<const std::byte> record = pin.record();
   const RecordInfo expected =
       record_of(piece.group, (piece.logical + 1) * block_size(piece.group), piece.key);
@@ -145,6 +157,13 @@ Offload::Impl::Written Offload::Impl::write_block(const Piece& piece, BlockId bl
   const auto payload = record.subspan(static_cast<std::size_t>(kRecordHeaderBytes));
   KVStorage& storage = *manager_.storage();
   if (storage.memory_kind() != MemoryKind::kHost) {
+    if (storage.copies_later()) {
+      const auto ticket =
+          storage.submit_write(piece.group, block.value(), payload, options_.stream);
+      if (!ticket) return Written::kFailed;
+      request.copying.push_back({*ticket, piece, std::move(pin)});
+      return Written::kLater;
+    }
     if (checksum(payload, payload_seed(piece.key)) != seen.checksum) return Written::kDamaged;
     const std::int32_t number = block.value();
     const Status wrote = storage.write_blocks(piece.group, std::span(&number, 1), payload);
@@ -164,6 +183,8 @@ Offload::Impl::Written Offload::Impl::write_block(const Piece& piece, BlockId bl
 
 // What was not written is not good either: a cancel() may come in the middle.
 void Offload::Impl::end_writing(Request& request) {
+  KVFOLIO_CHECK(request.copying.empty());
+  request.stops = false;
   for (; has_block_to_write(request); request.done = request.todo.size()) {
     const std::int32_t begin =
         request.todo[request.done].logical * block_size(GroupId(request.group));

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "kvfolio/host_arena.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/manager_types.h"
+#include "kvfolio/memory.h"
 #include "kvfolio/offload.h"
 #include "offload/held_records.h"
 
@@ -111,6 +113,14 @@ struct Request {
   std::vector<LoadBlock> todo{};  // its blocks
   std::size_t done = 0;           // how many of them
   std::int32_t good = 0;          // the blocks are right up to here
+  // A record on its way to its block, in memory that copies later. The pin keeps it as it is.
+  struct Copying {
+    CopyTicket ticket{};
+    Piece piece{};
+    ArenaPin pin{};
+  };
+  std::vector<Copying> copying{};
+  bool stops = false;  // no more is written: it ends when nothing is copied any more
 
   // Has to be computed, so nothing is loaded beyond it.
   [[nodiscard]] std::int32_t last_token() const noexcept {

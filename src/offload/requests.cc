@@ -373,6 +373,11 @@ bool Requests::others_hold(const Request& request) const noexcept {
 // ---- check ----
 
 // `arriving`: how many of the records on their way it waits for.
+std::int64_t Requests::num_copying() const noexcept {
+  const auto writer = requests_.find(writer_);
+  return writer == requests_.end() ? 0 : std::ssize(writer->second.copying);
+}
+
 Status Requests::check(const Request& request, std::int32_t arriving) const {
   const Id id = request.id;
   const auto num_groups = static_cast<std::int32_t>(block_sizes_.size());
@@ -403,6 +408,9 @@ Status Requests::check(const Request& request, std::int32_t arriving) const {
   if (request.state == State::kWriting &&
       (request.group >= num_groups || request.done > request.todo.size())) {
     return broken(id, "what it writes");
+  }
+  if (request.state != State::kWriting && (request.stops || !request.copying.empty())) {
+    return broken(id, "it copies, not writing");
   }
   return {};
 }

@@ -111,6 +111,8 @@ class Requests {
   void begin_next_part(Request& request, std::int32_t length);
   // The request that is kWriting; null: none.
   [[nodiscard]] Request* writer() noexcept { return find(writer_); }
+  // Records on their way to the blocks of that.
+  [[nodiscard]] std::int64_t num_copying() const noexcept;
 
   // ---- what is on its way ----
   [[nodiscard]] Arrivals& arrivals() noexcept { return arrivals_; }

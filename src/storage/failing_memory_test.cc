@@ -101,5 +101,25 @@ TEST(FailingMemory, EachRunOfImagesThatFailsIsSaidAndMayBeMadeAgain) {
   EXPECT_EQ(written, read);
 }
 
+TEST(FailingMemory, WhatIsSubmittedIsCopiedAtOnceUnlessTheResourceCopiesLater) {
+  Stores s;
+  const std::int32_t block = 3;
+  const std::vector<std::byte> want = s.images(s.from, {&block, 1});
+  std::vector<std::byte> image(want.size());
+  EXPECT_FALSE(s.from.copies_later());
+  const Result<CopyTicket> read = s.from.submit_read(GroupId(0), block, image);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(image, want);
+  EXPECT_TRUE(*s.from.poll_copy(*read));
+  const Result<CopyTicket> written = s.to.submit_write(GroupId(0), block, image);
+  ASSERT_TRUE(written);
+  EXPECT_TRUE(*s.to.poll_copy(*written));
+  EXPECT_EQ(s.images(s.to, {&block, 1}), want);
+  s.memory.fail_run(1);
+  EXPECT_EQ(s.from.submit_read(GroupId(0), block, image).error().code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(s.from.submit_read(GroupId(0), 40, image).error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(s.to.submit_write(GroupId(0), block, {}).error().code(), ErrorCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace kvfolio

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "base/row_nest.h"
 #include "base/text.h"
@@ -183,6 +184,42 @@ Status KVStorage::write_blocks(GroupId group, std::span<const std::int32_t> bloc
     image += block_image_bytes(group);
   }
   return batch.end();
+}
+
+bool KVStorage::copies_later() const noexcept {
+  return resource_ != nullptr && resource_->copies_later();
+}
+
+Result<CopyTicket> KVStorage::submit_read(GroupId group, std::int32_t block,
+                                          std::span<std::byte> image, void* stream) const {
+  KVFOLIO_RETURN_IF_ERROR(check_images("submit_read", group, {&block, 1}, image.size()));
+  std::vector<CopyRun> runs;
+  for_each_piece(views_of(group), spec_.groups[static_cast<std::size_t>(group.value())], block,
+                 [&](std::int64_t offset, const std::byte* memory, std::int64_t bytes) {
+                   runs.push_back({image.data() + offset, memory, bytes});
+                 });
+  Result<CopyTicket> ticket = resource_->submit(runs, CopyDirection::kOut, stream);
+  if (!ticket) return storage::failed("submit_read", ticket.error());
+  return ticket;
+}
+
+Result<CopyTicket> KVStorage::submit_write(GroupId group, std::int32_t block,
+                                           std::span<const std::byte> image, void* stream) {
+  KVFOLIO_RETURN_IF_ERROR(check_images("submit_write", group, {&block, 1}, image.size()));
+  std::vector<CopyRun> runs;
+  for_each_piece(views_of(group), spec_.groups[static_cast<std::size_t>(group.value())], block,
+                 [&](std::int64_t offset, std::byte* memory, std::int64_t bytes) {
+                   runs.push_back({memory, image.data() + offset, bytes});
+                 });
+  Result<CopyTicket> ticket = resource_->submit(runs, CopyDirection::kIn, stream);
+  if (!ticket) return storage::failed("submit_write", ticket.error());
+  return ticket;
+}
+
+Result<bool> KVStorage::poll_copy(CopyTicket ticket) const {
+  Result<bool> over = resource_->poll(ticket);
+  if (!over) return storage::failed("poll_copy", over.error());
+  return over;
 }
 
 Result<std::int64_t> KVStorage::image_runs(GroupId group, std::int32_t block, std::int64_t first,

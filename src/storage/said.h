@@ -13,15 +13,18 @@ namespace kvfolio::storage {
 
 // `what`: the call. A resource may fail with any code. Callers tell only kUnsupported, after which
 // nothing was copied, from the others: so none takes a failure of memory for an answer about its
-// own state.
-[[nodiscard]] inline Status said(std::string_view what, const Status& copied) {
-  if (copied.ok() || mutant(Mutant::kCopyFailureIgnored)) return {};
+// own state. Requires: !copied.ok().
+[[nodiscard]] inline Status failed(std::string_view what, const Status& copied) {
   if (copied.code() == ErrorCode::kUnsupported) {
     return {ErrorCode::kUnsupported, text::concat(what, ": ", copied.message())};
   }
   return {ErrorCode::kUnavailable,
           text::concat(what, ": the memory resource failed (",
                        std::string_view(to_string(copied.code())), "): ", copied.message())};
+}
+
+[[nodiscard]] inline Status said(std::string_view what, const Status& copied) {
+  return copied.ok() || mutant(Mutant::kCopyFailureIgnored) ? Status() : failed(what, copied);
 }
 
 }  // namespace kvfolio::storage

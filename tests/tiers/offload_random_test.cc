@@ -16,12 +16,14 @@
 
 #include "kvfolio/offload.h"
 #include "offload/offload_test_cache.h"
+#include "storage/late_memory.h"
 #include "tiers/memory_tier.h"
 #include "tiers/traffic.h"
 
 namespace kvfolio {
 namespace {
 
+using test::LateMemory;
 using test::MemoryTier;
 using test::MemoryTierFaults;
 
@@ -51,6 +53,7 @@ class FrailMemory final : public MemoryResource {
 struct Totals {
   OffloadCounters counters;
   std::uint64_t ready = 0, forgotten = 0, restarts = 0, in_flight = 0, damaged = 0;
+  std::uint64_t copied_late = 0, copies_failed = 0;
 
   void add(const OffloadCounters& more) {
     counters.stores += more.stores;
@@ -68,7 +71,8 @@ struct Totals {
 
 class Storm : test::Traffic {
  public:
-  Storm(std::uint32_t seed, const CacheSpec& spec) : Traffic(seed, spec) {
+  Storm(std::uint32_t seed, const CacheSpec& spec, MemoryResource* of_cache)
+      : Traffic(seed, spec, {}, of_cache) {
     for (std::size_t t = 1 + random_() % 3; t > 0; --t) {
       tiers_.push_back(
           std::make_unique<MemoryTier>(seed + 7 * static_cast<std::uint32_t>(t), any_faults()));
@@ -99,7 +103,9 @@ class Storm : test::Traffic {
       default:
         break;
     }
-    if (random_() % 150 == 0) {
+    // What has arrived and is not sealed yet has no checksum that could show damage.
+    const bool may_damage = !manager_.storage()->copies_later() || offload_->arena().writing == 0;
+    if (random_() % 150 == 0 && may_damage) {
       memory_.damage(random_());
       ++damaged_;
     }
@@ -194,18 +200,27 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
   std::uint32_t seed = first;
   for (std::uint64_t left = operations; left > 0; ++seed) {
     SCOPED_TRACE(testing::Message() << "KVFOLIO_SEED=" << seed << " KVFOLIO_OPS=" << kOpsPerRun);
-    Storm run(seed, specs[seed % 3]);
+    // Every fourth cache lies in memory that copies late, in any order, and fails at times.
+    LateMemory late(seed);
+    late.ends_percent = 20 + seed % 60;
+    late.fails_permille = seed % 8 == 0 ? 0 : 10;
+    const bool is_late = seed % 4 == 0;
+    Storm run(seed, specs[seed % 3], is_late ? &late : nullptr);
     for (std::uint64_t op = 0; op < kOpsPerRun && !HasFailure(); ++op) run.step();
     if (HasFailure()) return;
     run.end(totals);
     if (HasFailure()) return;
+    EXPECT_EQ(late.on_their_way() + late.num_unknown, 0u);
+    totals.copied_late += late.num_submitted;
+    totals.copies_failed += late.num_failed;
     left -= std::min(left, kOpsPerRun);
   }
   const OffloadCounters& c = totals.counters;
   std::printf(
       "[offload] seeds %u to %u: %llu requests, %llu ready, %llu loads, %llu from tiers, "
       "%llu records damaged there and %llu in the arena, %llu late, %llu cancelled, "
-      "%llu stores, %llu to tiers, %llu forgets, %llu restarts, %llu polls in a step\n",
+      "%llu stores, %llu to tiers, %llu forgets, %llu restarts, %llu polls in a step, "
+      "%llu copies that came late, %llu that failed\n",
       first, seed - 1, static_cast<unsigned long long>(c.requests),
       static_cast<unsigned long long>(totals.ready), static_cast<unsigned long long>(c.loads),
       static_cast<unsigned long long>(c.tier_loads),
@@ -216,7 +231,9 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
       static_cast<unsigned long long>(c.stores), static_cast<unsigned long long>(c.tier_stores),
       static_cast<unsigned long long>(totals.forgotten),
       static_cast<unsigned long long>(totals.restarts),
-      static_cast<unsigned long long>(totals.in_flight));
+      static_cast<unsigned long long>(totals.in_flight),
+      static_cast<unsigned long long>(totals.copied_late),
+      static_cast<unsigned long long>(totals.copies_failed));
   if (operations < 600'000) return;
   EXPECT_GT(c.loads, 300u);
   EXPECT_GT(c.tier_loads, 100u);
@@ -225,6 +242,8 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
   EXPECT_GT(c.requests_timed_out, 10u);
   EXPECT_GT(totals.forgotten, 30u);
   EXPECT_GT(totals.restarts, 3u);
+  EXPECT_GT(totals.copied_late, 300u);
+  EXPECT_GT(totals.copies_failed, 3u);
 }
 
 }  // namespace

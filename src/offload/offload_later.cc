@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Over memory that copies later (MemoryResource::copies_later()): what is on its way between the
+// cache and the arena, each under a ticket. No call waits for one; each poll asks. Until a ticket
+// is over, its block stays with a hold or a load, and its record where it is. Records are checked
+// in the arena, by the CPU, when the ticket is over: a record is sealed from the bytes that have
+// arrived in it, and one that was copied to a block is verified as it lies there still. So damage
+// that comes on the way shows, too.
+
+#include <algorithm>
+
+#include "base/mutants.h"
+#include "kvfolio/checked_copy.h"
+#include "kvfolio/storage.h"
+#include "offload/offload_impl.h"
+
+namespace kvfolio {
+
+Result<bool> Offload::Impl::is_over(CopyTicket ticket) const {
+  Result<bool> over = manager_.storage()->poll_copy(ticket);
+  if (over && mutant(Mutant::kTicketNotWaitedFor)) return true;
+  return over;
+}
+
+// ---- stores ----
+
+// Each block on its way takes a hold.
+bool Offload::Impl::has_room_to_store() const {
+  return !manager_.storage()->copies_later() ||
+         std::ssize(storing_) < manager_.options().max_transfers;
+}
+
+// Returns whether bytes are copied. Requires: the slot is reserved.
+bool Offload::Impl::begin_store(const FindableBlock& block, const RecordInfo& info,
+                                ArenaSlot slot) {
+  const std::span<std::byte> record = arena_->fill(slot);
+  KVFOLIO_CHECK(std::ssize(record) == record_bytes(block.group));
+  const std::int32_t number = block.block.value();
+  const auto hold = manager_.hold_blocks(block.group, {&number, 1});
+  if (hold) {
+    const auto ticket = manager_.storage()->submit_read(
+        block.group, number, record.subspan(static_cast<std::size_t>(kRecordHeaderBytes)),
+        options_.stream);
+    if (ticket) {
+      storing_.push_back({*ticket, *hold, slot, record, info});
+      return true;
+    }
+    KVFOLIO_CHECK(manager_.release_hold(*hold).ok());
+    ++counters_.copies_failed;
+  }
+  ++counters_.stores_dropped;
+  arena_->abandon(slot);
+  return false;
+}
+
+void Offload::Impl::end_stores() {
+  std::erase_if(storing_, [this](const Storing& one) {
+    const Result<bool> over = is_over(one.ticket);
+    if (over && !*over) return false;
+    end_store(one, over.has_value());
+    return true;
+  });
+}
+
+void Offload::Impl::end_store(const Storing& one, bool arrived) {
+  KVFOLIO_CHECK(manager_.release_hold(one.hold).ok());
+  if (!arrived) ++counters_.copies_failed;
+  if (!arrived || one.is_forgotten) {
+    ++counters_.stores_dropped;
+    return arena_->abandon(one.slot);
+  }
+  seal_record(one.info, one.record);
+  arena_->seal(one.slot);
+  if (!arena_->publish(one.slot)) return;  // it came from a tier meanwhile
+  ++counters_.stores;
+  arrived_otherwise(one.info.key);
+  store_to_tiers(one.info.key, std::ssize(one.record), false);
+}
+
+// `root`: whose; null: all.
+void Offload::Impl::forget_stores(const Digest* root) {
+  for (Storing& one : storing_) {
+    one.is_forgotten |= root == nullptr || one.info.owner == root_owner(*root);
+  }
+}
+
+void Offload::Impl::forget_store(const TierKey& key) {
+  for (Storing& one : storing_) one.is_forgotten |= one.info.key == key;
+}
+
+// ---- loads ----
+
+// A load of which one copy failed brings nothing.
+bool Offload::Impl::end_copies(Request& request) {
+  std::erase_if(request.copying, [&](Request::Copying& one) {
+    if (mutant(Mutant::kStagingReusedEarly)) one.pin.release();
+    const Result<bool> over = is_over(one.ticket);
+    if (over && !*over) return false;
+    if (!over) {
+      ++counters_.copies_failed;
+      request.good = 0;
+    } else if (!one.pin || is_right(one.pin.record(), one.piece.key)) {
+      note_loaded(one.piece.key);
+    } else {
+      note_damaged(request, one.piece);
+    }
+    return true;
+  });
+  return request.copying.empty();
+}
+
+// Requires: its header was checked.
+bool Offload::Impl::is_right(std::span<const std::byte> record, const TierKey& key) {
+  RecordInfo info;
+  return read_record_header(record, info) == RecordFault::kNone &&
+         checksum(record.subspan(static_cast<std::size_t>(kRecordHeaderBytes)),
+                  payload_seed(key)) == info.checksum;
+}
+
+// ---- the end ----
+
+// Gives what is on its way a few polls. What has not ended then keeps its blocks: its hold or load
+// stays open. Returns a pinned record of the arena that is still read, if there is one.
+std::optional<std::pair<TierKey, std::int64_t>> Offload::Impl::leave_copies() {
+  forget_stores(nullptr);  // too late for a record
+  Request* const writer = requests_.writer();
+  const bool can_ask = !alias_.has_ended();
+  constexpr int kPolls = 100;
+  for (int i = 0; i < kPolls && can_ask; ++i) {
+    end_stores();
+    if ((writer == nullptr || end_copies(*writer)) && storing_.empty()) break;
+  }
+  for (const Storing& one : storing_) arena_->quarantine(one.slot);
+  storing_.clear();
+  if (writer == nullptr) return std::nullopt;
+  if (!writer->copying.empty()) {
+    const Request::Copying& one = writer->copying.front();
+    return std::pair{one.piece.key, static_cast<std::int64_t>(std::ssize(one.pin.record()))};
+  }
+  if (can_ask) static_cast<void>(manager_.finish_load(writer->load.id, 0));
+  return std::nullopt;
+}
+
+}  // namespace kvfolio
