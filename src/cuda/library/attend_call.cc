@@ -31,8 +31,9 @@ Status check_shapes(const DeviceAttention& call) {
     return {ErrorCode::kUnsupported, "the cache has format granule, allowed on a device: rows"};
   }
   for (const DType dtype : {cache.dtype, call.q.dtype, call.out.dtype}) {
-    if (dtype == DType::kF64) {
-      return {ErrorCode::kUnsupported, "f64 is not allowed on a device: f32, f16, bf16, int8"};
+    if (dtype == DType::kF64 || dtype == DType::kOpaque) {
+      return {ErrorCode::kUnsupported,
+              concat(to_string(dtype), " is not allowed on a device: f32, f16, bf16, int8, e4m3")};
     }
   }
   if (call.q.num_heads < 1 || call.q.num_heads % cache.num_kv_heads != 0) {
