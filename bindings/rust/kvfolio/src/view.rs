@@ -89,6 +89,7 @@ impl Drop for ViewHandle {
 /// let view = storage.view(0)?;
 /// assert_eq!(view.k::<u8>(0, 0, 0, 5), Some(&[0x7e, 0xb8][..]));
 /// assert_eq!(view.v_scale(0, 0, 0, 5), Some(2.0));
+/// assert!(DType::E4M3.has_scales() && !DType::F32.has_scales());
 /// assert!(view.k::<i8>(0, 0, 0, 5).is_none());
 ///
 /// // Bytes that only the engine knows are copied in and out.
