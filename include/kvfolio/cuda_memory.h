@@ -81,7 +81,7 @@ class KVFOLIO_API DeviceMemory : public MemoryResource {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  // The first failure since the last call, or ok: also of deallocate(), which can tell nobody.
+  // The first failure since the last call, or ok: also of deallocate(), which says nothing itself.
   [[nodiscard]] virtual Status take_error() = 0;
 };
 

@@ -89,8 +89,7 @@ void add_options(nb::class_<Manager>& c) {
                           hash_seed,           high_watermark,
                           victim_policy,       id_tag,
                           copies_by_host,      max_announced_tokens,
-                          list_findable,
-                          null_block};
+                          list_findable,       null_block};
         new (self) Manager(create(spec, given));
       },
       "spec"_a, nb::kw_only(), "max_sequences"_a = Int{1024}, "max_pins"_a = Int{256},
