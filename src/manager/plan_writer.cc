@@ -107,6 +107,7 @@ void PlanWriter::write(const PlanOptions& options) noexcept {
   KVFOLIO_DCHECK(step_.num_words <= static_cast<std::int64_t>(step_.words.size()));
   step_.planned_changes = options.changed_entries;  // it takes the place of the plan before
   step_.num_planned = step_.num_entries;
+  step_.num_taken_out = 0;
 }
 
 std::int32_t* PlanWriter::write_rows(std::int32_t* at) noexcept {

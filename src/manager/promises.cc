@@ -193,7 +193,7 @@ void Promises::settle_promise(const Step& step, std::int32_t entry) noexcept {
 // read behind the place where it was cut back: then the next append has to copy the tail, though it
 // is own.
 void Promises::return_ready(std::int32_t row) noexcept {
-  if (rows_[row].draft() > 0) return;
+  if (rows_[row].undecided() > 0) return;
   if (order_ == Order::kUnordered && steps_.num_in_flight() > 0) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) let_ready_go(row, g, needs_.ready_for(row, g));
 }

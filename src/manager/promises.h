@@ -92,7 +92,7 @@ class Promises {
     std::array<std::int32_t, kMaxGroups> spared;
     Room::Plan room;
   };
-  // Requires: num_tokens >= most_per_step, which is not 0 if there are tokens.
+  // Requires: most_per_step is not 0 if there are tokens.
   [[nodiscard]] Offer offer(std::int32_t row, std::int64_t num_tokens,
                             std::int64_t most_per_step) const noexcept;
   // Requires: offer.room.fits(), and nothing has changed since.
@@ -102,9 +102,10 @@ class Promises {
 
   // ---- a step ----
 
-  // An append in the open step used tokens of the promise.
-  void spend(std::int32_t row, std::int64_t num_tokens) noexcept {
-    if (has(row)) reservations_.spend(row, num_tokens);
+  // An append in the open step used tokens of the promise. `beyond`: tokens behind what is accepted
+  // then.
+  void spend(std::int32_t row, std::int64_t num_tokens, std::int64_t beyond) noexcept {
+    if (has(row)) reservations_.spend(row, num_tokens, beyond);
   }
   // It was undone, and its blocks are back already.
   void undo(std::int32_t row) noexcept;

@@ -37,10 +37,10 @@ void Reservations::end(std::int32_t row) noexcept {
   --num_rows_;
 }
 
-void Reservations::spend(std::int32_t row, std::int64_t num_tokens) noexcept {
+void Reservations::spend(std::int32_t row, std::int64_t num_tokens, std::int64_t beyond) noexcept {
   Row& of = rows_[row];
   of.spent = std::min(of.tokens, num_tokens);
-  of.lacks |= num_tokens > of.most_per_step;
+  of.lacks |= beyond > of.most_per_step;
   of.tokens -= of.spent;
 }
 

@@ -52,9 +52,10 @@ class Reservations {
   // Requires: the row has a promise; no block lies ready for it and none is its own.
   void end(std::int32_t row) noexcept;
 
-  // An append in the open step used tokens of the promise; undo() takes that back, and settle()
-  // says that the step was committed.
-  void spend(std::int32_t row, std::int64_t num_tokens) noexcept;
+  // An append in the open step used tokens of the promise, and `beyond` of them, at most
+  // most_per_step if the promise covers it, lie behind what is accepted; undo() takes that back,
+  // and settle() says that the step was committed.
+  void spend(std::int32_t row, std::int64_t num_tokens, std::int64_t beyond) noexcept;
   void undo(std::int32_t row) noexcept;
   void settle(std::int32_t row) noexcept;
 

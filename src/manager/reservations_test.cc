@@ -52,7 +52,7 @@ TEST(Reservations, UndoGivesTokensAndBlocksOfTheOpenStepBack) {
   Reservations r = make();
   r.promise(1, 3, 3);
   r.put(1, 0, BlockId(5));
-  r.spend(1, 4);  // one more than is promised
+  r.spend(1, 4, 4);  // one more than is promised
   EXPECT_EQ(r.tokens(1), 0);
   const BlockId taken = r.take_for_step(1, 0);
   EXPECT_EQ(r.num_taken(1, 0), 1);
@@ -61,7 +61,7 @@ TEST(Reservations, UndoGivesTokensAndBlocksOfTheOpenStepBack) {
   EXPECT_EQ(r.tokens(1), 3);
   EXPECT_EQ(r.num_ready(1, 0), 1);
   EXPECT_EQ(r.num_taken(1, 0), 0);
-  r.spend(1, 2);
+  r.spend(1, 2, 2);
   r.settle(1);
   r.undo(1);  // nothing of a step that was committed comes back
   EXPECT_EQ(r.tokens(1), 1);

@@ -291,7 +291,7 @@ class StateReader::Writer {
     put(s.length);
     put(s.accepted);
     put(unordered_ ? d.settled : 0);
-    put(s.draft());
+    put(s.undecided());
     put(s.exact_until);
     put(s.unnamed_from);
     put(d.trim_sinks);
@@ -310,6 +310,13 @@ class StateReader::Writer {
     for (const UnnamedTokens::Stretch& stretch : stretches) {
       put(stretch.begin);
       put(stretch.end);
+    }
+    // One of them the accepted length and the length tell.
+    const auto drafts = m_.drafts_.stretches(row);
+    for (std::size_t i = 0; i < drafts.size() && drafts.size() > 1; ++i) {
+      put(-18);
+      put(drafts[i].end);
+      put(drafts[i].draft);
     }
     if (m_.borders_.any()) put(d.prompt_end);
     if (s.publishes) {
@@ -442,6 +449,7 @@ class StateReader::Writer {
       std::int32_t planned = step.num_planned;
       for (std::int32_t e = 0; e < step.num_planned; ++e) planned -= has_left(e);
       put(planned);
+      if (step.num_taken_out > 0) put(step.num_taken_out);
     }
     for (std::int32_t e = 0; e < step.num_entries; ++e) {
       const StepEntry& entry = step.entries[e];

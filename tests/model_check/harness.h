@@ -82,6 +82,7 @@ struct Config {
   bool mistakes = false;      // of a host, that the manager can know and refuses
   bool chunks = false;        // each open() is asked for by chunks, too
   bool announces = false;     // sequences say what they are going to append
+  bool drafts_ahead = false;  // they append behind drafts that are not decided
 };
 Config make_config(Family family, std::uint64_t seed);
 // Beyond what make_config() draws, whose digests stay: batches, and with every second seed loads,
@@ -138,6 +139,8 @@ struct Coverage {
   std::uint64_t promises = 0;            // that reserve() made
   std::uint64_t promises_kept = 0;       // appends within a promise
   std::uint64_t chunks_admitted = 0;     // admissions by chunks, asked of copies too
+  std::uint64_t behind_drafts = 0;       // appends behind drafts that were not decided
+  std::uint64_t void_rows = 0;           // accept() below the draft with appends behind it
   std::uint64_t taken_back = 0;          // blocks that a window had let go of and truncate() took
   std::uint64_t prompts_admitted = 0;
   std::uint64_t loads = 0;
@@ -336,6 +339,8 @@ class Harness {
   void run_copies_first(Rng& rng, bool finishes);
   // What the checks behind an operation ask of it, and of it alone.
   void begin_operation();
+  [[nodiscard]] bool waits_for_accept(const Seq& seq) const;
+  [[nodiscard]] bool is_held_back(const Seq& seq) const;
   [[nodiscard]] Codes append_errors(const Seq& seq, int count, bool named, Codes& tolerated) const;
   // `usage`: of the shortage's group, when the call was made.
   void check_shortage(const Shortage& shortage, const Seq& seq, int count,

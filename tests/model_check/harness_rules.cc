@@ -180,7 +180,10 @@ void Harness::apply_commit() {
     expected_.tokens_committed += static_cast<std::uint64_t>(seq.length() - seq.committed);
     seq.committed = seq.length();
     seq.last_step = seq.row_ticket = step.ticket;
-    seq.accepted = seq.committed - seq.open_draft;
+    const bool behind_drafts = !seq.drafts.empty();
+    if (!behind_drafts) seq.accepted = seq.committed - seq.open_draft;
+    if (behind_drafts || seq.open_draft > 0) seq.drafts.push_back({seq.committed, seq.open_draft});
+    if (behind_drafts) ++coverage_.behind_drafts;
     seq.open_draft = 0;
     seq.in_step = seq.fresh = false;
     seq.windows_moved = true;

@@ -198,8 +198,15 @@ struct Seq {
   std::vector<int> nodes;              // content of each position
   std::vector<std::uint64_t> tickets;  // step that computed each position; 0: found
   int committed = 0;
-  int accepted = 0;  // committed - accepted = draft tokens that wait for accept()
+  int accepted = 0;
   int open_draft = 0;
+  // Appends that accept() has yet to decide on, the oldest first: where each ends, and how many of
+  // its last tokens are guesses.
+  struct Undecided {
+    int end;
+    int draft;
+  };
+  std::vector<Undecided> drafts;
   bool in_step = false;
   bool fresh = true;             // opened, not appended to
   bool windows_moved = false;    // committed or accepted once
@@ -242,7 +249,9 @@ struct Seq {
   bool maybe_silent = false;
 
   [[nodiscard]] int length() const { return isize(tokens); }
-  [[nodiscard]] int draft() const { return committed - accepted; }
+  [[nodiscard]] int undecided() const { return committed - accepted; }
+  // Guesses that accept() decides on next.
+  [[nodiscard]] int next_draft() const { return drafts.empty() ? 0 : drafts.front().draft; }
   // `count` tokens more are too many.
   [[nodiscard]] bool is_full_for(int count) const {
     return max_tokens > 0 && count > max_tokens - length();
@@ -305,6 +314,15 @@ struct Seq {
     tickets.resize(keep);
     committed = std::min(committed, n);
     accepted = std::min(accepted, n);
+    // An append that loses its last guesses is decided, unless it stands behind others.
+    while (!drafts.empty() && drafts.back().end > n) {
+      Undecided& last = drafts.back();
+      const int begin = drafts.size() > 1 ? drafts[drafts.size() - 2].end : 0;
+      last.draft = std::max(0, last.draft - (last.end - n));
+      last.end = n;
+      if (n > begin && (last.draft > 0 || drafts.size() > 1)) break;
+      drafts.pop_back();
+    }
     if (n < stands) stands = -1;
     // The hole is gone when nothing behind it is left.
     if (n <= sinks || first_kept <= sinks) sinks = first_kept = 0;

@@ -100,7 +100,7 @@ void Harness::admit_together(Rng& rng) {
   if (!open_step_) return;
   std::vector<SeqPtr> able;
   for (const SeqPtr& seq : seqs_) {
-    if (!seq->in_step && seq->draft() == 0 && waits_for(*seq) == 0 && !waits_for_last_token(*seq) &&
+    if (!seq->in_step && seq->undecided() == 0 && waits_for(*seq) == 0 && !waits_for_last_token(*seq) &&
         !waits_for_load(*seq) && seq->length() < config_.max_length) {
       able.push_back(seq);
     }
