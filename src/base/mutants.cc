@@ -48,6 +48,7 @@ constexpr const char* kNames[] = {
     "accepted-over-drafts",
     "void-row-published",
     "void-rows-not-counted",
+    "rejected-stay-spent",
     "soon-kept-after-close",
     "announced-beyond-full-blocks",
     "announced-when-published",

@@ -52,6 +52,7 @@ enum class Mutant : std::uint8_t {
   kAcceptedOverDrafts,
   kVoidRowPublished,
   kVoidRowsNotCounted,
+  kRejectedStaySpent,
   kSoonKeptAfterClose,
   kAnnouncedBeyondFullBlocks,
   kAnnouncedWhenPublished,

@@ -119,7 +119,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   }
   if (s.announces) [[unlikely]]
     follow_announcement(row, begin, tokens, count, draft);
-  promises_.spend(row, count, end - s.accepted);
+  promises_.spend(row, begin, count);
   s.length = end;
   s.used = true;
   s.replay = false;

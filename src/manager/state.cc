@@ -312,11 +312,8 @@ class StateReader::Writer {
       put(stretch.end);
     }
     // One of them the accepted length and the length tell.
-    const auto drafts = m_.drafts_.stretches(row);
-    for (std::size_t i = 0; i < drafts.size() && drafts.size() > 1; ++i) {
-      put(-18);
-      put(drafts[i].end);
-      put(drafts[i].draft);
+    for (const Drafts::Stretch& stretch : m_.drafts_.stretches(row)) {
+      if (m_.drafts_.num(row) > 1) put(-18), put(stretch.end), put(stretch.draft);
     }
     if (m_.borders_.any()) put(d.prompt_end);
     if (s.publishes) {
@@ -370,6 +367,10 @@ class StateReader::Writer {
     put(reservations.most_per_step(row));
     put(reservations.spent(row));
     put(reservations.lacks(row));
+    // What a draft that is rejected brings back.
+    const Sequence& s = m_.rows_[row];
+    put(s.undecided() > 0 ? reservations.spent_behind(row, s.accepted) : 0);
+    put(s.undecided() > 0 ? reservations.spent_behind(row, 0) : 0);
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
       put(reservations.num_taken(row, g));
       // Which of them is taken first is a matter of names.

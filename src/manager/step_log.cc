@@ -111,8 +111,8 @@ namespace {
 
 void copy_step(Step& step, const Step& other) noexcept {
   const auto& [ticket, num_groups, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
-               planned_changes, num_planned, num_taken_out, entries, changes, entry_of, words, num_words,
-               sequences, caller_ids, shared, num_shared, group_plans, plan] = other;
+               planned_changes, num_planned, num_taken_out, entries, changes, entry_of, words,
+               num_words, sequences, caller_ids, shared, num_shared, group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
   step.num_removed = num_removed;

@@ -418,6 +418,7 @@ Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
       m.publisher_.publish(row, false);
     }
     const std::int32_t rewinds = m.details(row).rewinds;
+    m.promises_.cut(row, length, !mutant(Mutant::kRejectedStaySpent));
     m.truncate_to(row, length);
     if (mutant(Mutant::kVoidRowsNotCounted)) m.details(row).rewinds = rewinds;
     m.drafts_.clear(row);

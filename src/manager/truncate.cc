@@ -158,6 +158,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   s.replay = false;
   s.used = true;
   table_blocks_.truncate(row, n);
+  promises_.cut(row, n, false);
   if (s.accepted < s.length) drafts_.cut(row, n);
   s.length = n;
   s.accepted = std::min(s.accepted, n);

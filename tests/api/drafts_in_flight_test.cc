@@ -92,6 +92,18 @@ TEST(Drafts, NothingBehindOneThatIsNotDecidedIsFindable) {
   EXPECT_EQ(e.probe(tokens(1, 9)), 8);
 }
 
+TEST(Drafts, WhatIsVoidIsNeverFindable) {
+  Engine e({full_group(2, 16)}, kThreeInFlight);
+  const SequenceId s = e.say(tokens(1, 2));
+  launch(e, s, {3, 4}, 1);
+  const Ticket second = launch(e, s, tokens(5, 4), 2);
+  must(e.manager.accept(s, 0));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 2);
+  must(e.manager.complete(second));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 3);
+}
+
 TEST(Drafts, WindowsDoNotMovePastWhatIsNotDecided) {
   Engine e({window_group(2, 32, 4)}, kThreeInFlight);
   const SequenceId s = e.say(tokens(1, 8));
@@ -232,6 +244,44 @@ TEST(Drafts, TheStateSaysWhichOfThemAreGuesses) {
     return must(e.manager.state_hash());
   };
   EXPECT_NE(hash(1), hash(2));
+}
+
+// Tokens that are rejected use nothing up, as far as the promise was spent on them.
+TEST(Drafts, WhatAcceptCutsOffIsPromisedAgain) {
+  Engine e({full_group(2, 8)}, kThreeInFlight);
+  const SequenceId s = e.say(tokens(1, 2));
+  must(e.manager.reserve(s, 6));
+  launch(e, s, {3, 4, 5}, 2);
+  const Ticket second = launch(e, s, {6, 7, 8, 9}, 3);  // one more than was left
+  EXPECT_EQ(e.info(s).reserved_tokens, 0);
+  must(e.manager.accept(s, 1));
+  EXPECT_EQ(e.info(s).length, 4);
+  EXPECT_EQ(e.info(s).reserved_tokens, 4);
+  must(e.manager.complete(second));
+  while (e.usage().free + e.usage().evictable > 0) e.say_count(2, {.prefix_cache = false});
+  must(e.manager.truncate(s, 3));  // what was promised stays as it is
+  EXPECT_EQ(e.info(s).reserved_tokens, 4);
+  launch(e, s, {5, 6}, 0);
+  const Ticket last = launch(e, s, {7, 8}, 1);
+  EXPECT_EQ(e.info(s).reserved_tokens, 0);
+  must(e.manager.check_invariants());
+  must(e.manager.accept(s, 1));  // nothing comes back: the promise ends
+  must(e.manager.complete(last));
+  EXPECT_EQ(e.usage().reserved, 0);
+  must(e.manager.check_invariants());
+}
+
+// What was appended before reserve() is not of its promise.
+TEST(Drafts, WhatWasThereBeforeAPromiseDoesNotComeBackToIt) {
+  Engine e({full_group(2, 16)}, kThreeInFlight);
+  const SequenceId s = e.say(tokens(1, 2));
+  launch(e, s, {3, 4, 5}, 2);
+  must(e.manager.reserve(s, 6));
+  launch(e, s, {6}, 0);
+  must(e.manager.accept(s, 0));
+  EXPECT_EQ(e.info(s).length, 3);
+  EXPECT_EQ(e.info(s).reserved_tokens, 6);
+  must(e.manager.check_invariants());
 }
 
 TEST(Drafts, APromiseBoundsWhatLiesBehindTheAcceptedTokens) {

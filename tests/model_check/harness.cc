@@ -259,6 +259,7 @@ void Coverage::add(const Coverage& other) {
   chunks_admitted += other.chunks_admitted;
   behind_drafts += other.behind_drafts;
   void_rows += other.void_rows;
+  promised_again += other.promised_again;
   taken_back += other.taken_back;
   prompts_admitted += other.prompts_admitted;
   loads += other.loads;
@@ -313,8 +314,8 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.promises_kept) + " appends within one), " +
          std::to_string(c.chunks_admitted) + " admissions by chunks, " +
          std::to_string(c.behind_drafts) + " appends behind drafts (" +
-         std::to_string(c.void_rows) + " of them void), " +
-         std::to_string(c.taken_back) + " blocks taken back, " +
+         std::to_string(c.void_rows) + " of them void), " + std::to_string(c.promised_again) +
+         " drafts promised again, " + std::to_string(c.taken_back) + " blocks taken back, " +
          std::to_string(c.prompts_admitted) + " prompts admitted, " + std::to_string(c.loads) +
          " loads (" + std::to_string(c.loads_that_stand) + " stand, " +
          std::to_string(c.loads_forgotten) + " forgotten), " + std::to_string(c.holds) +

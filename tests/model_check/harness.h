@@ -141,6 +141,7 @@ struct Coverage {
   std::uint64_t chunks_admitted = 0;     // admissions by chunks, asked of copies too
   std::uint64_t behind_drafts = 0;       // appends behind drafts that were not decided
   std::uint64_t void_rows = 0;           // accept() below the draft with appends behind it
+  std::uint64_t promised_again = 0;      // accept() below the draft within a promise
   std::uint64_t taken_back = 0;          // blocks that a window had let go of and truncate() took
   std::uint64_t prompts_admitted = 0;
   std::uint64_t loads = 0;
@@ -390,7 +391,7 @@ class Harness {
   void admit_together(Rng& rng);
   void reserve(Rng& rng);
   [[nodiscard]] bool has_promises() const {
-    const auto has = [](const Seq& seq) { return seq.promised > 0; };
+    const auto has = [](const Seq& seq) { return seq.has_promise(); };
     return std::any_of(seqs_.begin(), seqs_.end(), [&](const SeqPtr& s) { return has(*s); }) ||
            std::any_of(members_.begin(), members_.end(),
                        [&](const Member& m) { return has(m.model_before); });  // undo() restores it

@@ -234,7 +234,7 @@ void Harness::apply_complete(std::uint64_t ticket) {
 // holds nothing valid.
 void Harness::forget_overwritten(const SeqPtr& seq) {
   const bool had_promise = std::any_of(members_.begin(), members_.end(), [&](const Member& m) {
-    return m.seq == seq && m.model_before.promised > 0;
+    return m.seq == seq && m.model_before.has_promise();
   });
   std::size_t token = 0;
   for (const StepWork::Row& row : open_step_->rows) {

@@ -218,6 +218,7 @@ struct Seq {
   // reserve(): tokens that are still promised, and at most in a step. Not certain after what may
   // need blocks that the promise does not have.
   int promised = 0;
+  std::vector<char> of_promise;  // by position: 1, the token used one up
   int most_per_step = 0;
   bool certain = false;
   bool adopted = false;  // its first tokens came as blocks: nothing of it is findable
@@ -252,6 +253,14 @@ struct Seq {
   [[nodiscard]] int undecided() const { return committed - accepted; }
   // Guesses that accept() decides on next.
   [[nodiscard]] int next_draft() const { return drafts.empty() ? 0 : drafts.front().draft; }
+  // Tokens of the promise that went to positions from n on.
+  [[nodiscard]] int spent_behind(int n) const {
+    int count = 0;
+    for (int p = n; p < isize(of_promise); ++p) count += of_promise[static_cast<std::size_t>(p)];
+    return count;
+  }
+  // There is a promise: something is left of it, or may come back with a draft that is rejected.
+  [[nodiscard]] bool has_promise() const { return promised > 0 || spent_behind(accepted) > 0; }
   // `count` tokens more are too many.
   [[nodiscard]] bool is_full_for(int count) const {
     return max_tokens > 0 && count > max_tokens - length();
@@ -312,6 +321,7 @@ struct Seq {
     named.resize(keep);
     nodes.resize(keep);
     tickets.resize(keep);
+    if (of_promise.size() > keep) of_promise.resize(keep);
     committed = std::min(committed, n);
     accepted = std::min(accepted, n);
     // An append that loses its last guesses is decided, unless it stands behind others.

@@ -78,7 +78,7 @@ void Harness::check_shortage(const Shortage& shortage, const Seq& seq, int count
                     isize(seq.tables[static_cast<std::size_t>(shortage.group)]);
   KVFOLIO_REQUIRE(shortage.needed > shortage.free + shortage.evictable,
                   "needed > free + evictable");
-  const int ready = seq.promised > 0 ? usage.reserved : 0;  // not more lie ready for the sequence
+  const int ready = seq.has_promise() ? usage.reserved : 0;  // not more lie ready for the sequence
   KVFOLIO_REQUIRE(shortage.needed >= fresh - ready && shortage.needed <= fresh + 1,
                   "needed is the new blocks and at most one copy, " + std::to_string(fresh) +
                       ", but for those that lie ready");
@@ -175,9 +175,8 @@ void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& 
   if (errors.empty()) tolerated.insert(kNoBlocks);
 
   // One token may go in as a batch of one: that draws nothing, so that digests stay.
-  const bool in_batch =
-      !is_held_back(*seq) && count == 1 && draft == 0 &&
-      (last_ticket_ + static_cast<std::uint64_t>(seq->number)) % 2 == 0;
+  const bool in_batch = !is_held_back(*seq) && count == 1 && draft == 0 &&
+                        (last_ticket_ + static_cast<std::uint64_t>(seq->number)) % 2 == 0;
   std::int32_t joined = -1;
   Status status;
   if (is_held_back(*seq)) {
@@ -190,9 +189,8 @@ void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& 
     status = named ? manager_->append(seq->id, tokens, {.draft = draft})
                    : manager_->append_unnamed(seq->id, count, {.draft = draft});
   }
-  const bool is_promised =
-      seq->certain && count <= seq->promised &&
-      count + seq->undecided() <= seq->most_per_step && errors.empty();
+  const bool is_promised = seq->certain && count <= seq->promised &&
+                           count + seq->undecided() <= seq->most_per_step && errors.empty();
   if (is_promised) {
     KVFOLIO_REQUIRE(status.code() != kNoBlocks,
                     "within a promise no append is short: " + status.message());
@@ -239,9 +237,12 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
   follow_announcement(*seq, begin, named, draft);
   seq->in_step = seq->used = true;
   seq->maybe_whole = false;
-  const bool had_promise = seq->promised > 0;
+  const bool had_promise = members_.back().model_before.has_promise();
   if (seq->length() - seq->accepted > seq->most_per_step) seq->certain = false;
-  seq->promised -= std::min(seq->promised, isize(tokens));
+  const int spent = std::min(seq->promised, isize(tokens));
+  seq->of_promise.resize(static_cast<std::size_t>(begin), 0);
+  seq->of_promise.resize(static_cast<std::size_t>(begin + spent), 1);
+  seq->promised -= spent;
   use(*seq);
   const SeqState now = state_of(*seq);
   for (int g = 0; g < num_groups(); ++g) {

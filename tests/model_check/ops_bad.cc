@@ -167,8 +167,8 @@ void Harness::bad_argument(Rng& rng) {
   }
   // Calls whose moment may be wrong as well.
   Codes errors = {kInvalid};
-  if (!open_step_ ||
-      (seq && (seq->in_step || seq->undecided() > 0 || waits_for(*seq) != 0 || waits_for_load(*seq)))) {
+  if (!open_step_ || (seq && (seq->in_step || seq->undecided() > 0 || waits_for(*seq) != 0 ||
+                              waits_for_load(*seq)))) {
     errors.insert(kMoment);
   }
   if (!in_order()) errors.insert(kMoment);

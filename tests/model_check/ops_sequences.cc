@@ -124,6 +124,7 @@ void Harness::fork(Rng& rng) {
   child->priority = options.priority;
   child->use_count = 0;
   child->promised = 0;
+  child->of_promise.clear();
   child->rewinds = 0;
   child->certain = false;
   child->row_ticket = 0;
@@ -409,6 +410,9 @@ void Harness::accept(Rng& rng) {
   if (n < draft) seq->announced.clear();
   if (n < draft) {
     if (seq->drafts.size() > 1) ++coverage_.void_rows;
+    const int again = seq->spent_behind(seq->accepted + n);
+    if (again > 0) ++coverage_.promised_again;
+    seq->promised += again;
     seq->forget_from(seq->accepted + n);
     seq->drafts.clear();
   } else if (draft > 0) {
