@@ -120,8 +120,8 @@ func (c *Cache) BeginStep(nowUS uint64) (Ticket, error) {
 }
 
 // Append reserves slots for tokens whose K and V this step writes. The last `draft` of them are
-// guesses: Accept decides. The whole prompt behind what Open found of it is refused: append the
-// tokens from the cached ones on.
+// guesses: Accept decides. Behind undecided drafts an append assumes that all of them stand. The
+// whole prompt behind what Open found of it is refused: append the tokens from the cached ones on.
 func (c *Cache) Append(sequence Sequence, tokens []int32, draft int) error {
 	s := take()
 	return c.done(s, C.go_append(c.h(), C.kvfolio_sequence(sequence), first(tokens),
@@ -482,7 +482,9 @@ func (c *Cache) Fail(ticket Ticket) ([]Ended, error) {
 	return out, c.done(s, code)
 }
 
-// Accept ends a draft: keeps the first numAccepted draft tokens.
+// Accept decides on the drafts of the oldest append that has some: the first numAccepted of them
+// stand. If that is fewer than all, what was appended behind them is cut as well, and Info.Rewinds
+// counts it: the sequence's rows in steps in flight are void then.
 func (c *Cache) Accept(sequence Sequence, numAccepted int) error {
 	s := take()
 	return c.done(s, C.go_accept(c.h(), C.kvfolio_sequence(sequence), i32(numAccepted), &s.err))

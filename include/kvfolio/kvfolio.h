@@ -490,8 +490,9 @@ KVFOLIO_C_API int32_t kvfolio_touch(kvfolio_manager* manager, kvfolio_sequence s
 // now_us: the manager's only clock; not read yet.
 KVFOLIO_C_API int32_t kvfolio_begin_step(kvfolio_manager* manager, uint64_t now_us,
                                          kvfolio_ticket* out, kvfolio_error* error);
-// The last `draft` tokens are guesses: kvfolio_accept() decides. The whole prompt behind what
-// kvfolio_open() found of it is refused.
+// The last `draft` tokens are guesses: kvfolio_accept() decides. An append behind undecided drafts
+// assumes that all of them stand. The whole prompt behind what kvfolio_open() found of it is
+// refused.
 KVFOLIO_C_API int32_t kvfolio_append(kvfolio_manager* manager, kvfolio_sequence sequence,
                                      const int32_t* tokens, int64_t num_tokens, int32_t draft,
                                      kvfolio_error* error);
@@ -637,6 +638,9 @@ typedef struct kvfolio_ended {
 KVFOLIO_C_API int32_t kvfolio_fail(kvfolio_manager* manager, kvfolio_ticket ticket,
                                    const kvfolio_ended** ended, int64_t* num_ended,
                                    kvfolio_error* error);
+// Decides on the drafts of the oldest append that has some: the first num_accepted of them stand.
+// Fewer than all: what was appended behind is cut as well, and kvfolio_sequence_info.rewinds counts
+// it: rows of steps in flight are void then.
 KVFOLIO_C_API int32_t kvfolio_accept(kvfolio_manager* manager, kvfolio_sequence sequence,
                                      int32_t num_accepted, kvfolio_error* error);
 

@@ -114,9 +114,9 @@ class KVFOLIO_API KVCacheManager {
   // Opens a sequence that has the same tokens and shares every block. The parent keeps the right to
   // write the last block; the child copies that block at its first append. When the parent has
   // closed, one of the sequences that share the block may write it.
-  // kFailedPrecondition: the parent is in the open step or has draft tokens. kInvalidArgument: a
-  // caller_id that is open. kResourceExhausted: sequences, rows (as open), table entries. Shortage:
-  // the parent's reserve() needs blocks that the pool lacks.
+  // kFailedPrecondition: the parent is in the open step or has undecided drafts. kInvalidArgument:
+  // a caller_id that is open. kResourceExhausted: sequences, rows (as open), table entries.
+  // Shortage: the parent's reserve() needs blocks that the pool lacks.
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
   // Would these appends succeed together in the open step, or in one that began now? Returns ok, or
   // the error of append(), or the Shortage of the first short group. append() decides with the same
@@ -159,8 +159,8 @@ class KVFOLIO_API KVCacheManager {
   // found there. What was there is then no longer findable; undo() and drop() do not bring it back.
   // A sequence that is short of table entries for the tokens that it keeps to publish stops
   // publishing (publications_skipped), even if the call is then refused.
-  // kFailedPrecondition: no step is open, the sequence is in it already or has draft tokens,
-  // run_copies() has run, or (kUnordered) the sequence's last step is not complete.
+  // kFailedPrecondition: no step is open, the sequence is in it already or has too many undecided
+  // drafts (AppendOptions), run_copies() has run, or (kUnordered) its last step is not complete.
   // kInvalidArgument: token < 0, a draft that is not within 0 .. tokens.size(), over
   // kMaxSequenceTokens; or the whole prompt again, directly behind a hit of open() or a load that
   // was finished behind it (64 bits of hash say so). Tokens that begin with the rest of the prompt,
@@ -198,10 +198,10 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] Result<std::int64_t> plan_bytes(const PlanOptions& options) const;
   // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
   // kFailedPrecondition (commit and drop): `ticket` is not the open step. Only commit(): the step
-  // had a plan(), and a sequence that is still in it was appended after the last one, so its K and
-  // V were never written (a step without any plan is the engine's own affair); or, with storage and
-  // without ManagerOptions::copies_by_host, the step has copies that run_copies() has not run. The
-  // error says how many. The step stays open: plan() again, or run the copies, or undo() or drop().
+  // had a plan(), and since the last one a sequence was appended, whose K and V were never written,
+  // or taken out, whose slots may be another's by now (a step without any plan is the engine's own
+  // affair); or, with storage and without copies_by_host, it has copies that run_copies() has not
+  // run. The error says how many. The step stays open: plan() again, run the copies, or drop().
   Status commit(Ticket ticket);
   // Call this when the device has finished step `ticket` (and under kInOrder all earlier ones).
   // kFailedPrecondition (complete and fail): the step is not in flight.
@@ -211,8 +211,7 @@ class KVFOLIO_API KVCacheManager {
   Status drop(Ticket ticket);
 
   // close() for a sequence that must make room, out of the open step first. To resume it, open()
-  // its tokens again; a host that learns sampled ids late completes its steps and reads them
-  // before.
+  // its tokens again; a host that learns sampled ids late reads those of its steps before.
   Status preempt(SequenceId sequence);
   // Ends a sequence; OpenOptions::publish says what stays findable. kUnordered: tokens of a step
   // become findable once the step is complete. At most max_sequences closed sequences wait for
@@ -253,7 +252,7 @@ class KVFOLIO_API KVCacheManager {
   // dropped, so the sinks cannot grow again. A sequence has only one gap: if the window reaches
   // tokens in front of the gap, nothing is dropped. Tokens appended after a trim that dropped
   // something are never findable; a truncate() to the sinks or less ends the trim. Negative:
-  // kInvalidArgument. In the open step, or with draft tokens: kFailedPrecondition.
+  // kInvalidArgument. In the open step, or with undecided drafts: kFailedPrecondition.
   Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
   // Gives an empty sequence blocks that are held already, by one table for each group. Its length
   // is then num_tokens. A table has as many entries as that needs, such as the first ones of
@@ -294,8 +293,10 @@ class KVFOLIO_API KVCacheManager {
   // be named again: its next token gets that name.
   Status set_tokens_each(std::span<const SequenceId> sequences,
                          std::span<const std::int32_t> tokens, std::int32_t* num_named);
-  // Keeps the first `num_accepted` draft tokens and truncates the others. kFailedPrecondition: the
-  // sequence is in the open step. kInvalidArgument: more than it has.
+  // Decides on the drafts of the oldest append that has some: the first `num_accepted` stand. If
+  // all do, so does what was appended behind, up to the next draft; else all behind is cut, and the
+  // rows of later appends are void (SequenceInfo::rewinds). kFailedPrecondition: the sequence is in
+  // the open step. kInvalidArgument: more drafts than that append has.
   Status accept(SequenceId sequence, std::int32_t num_accepted);
   // Runs the copies of the open step on the manager's own storage, once per step, which then takes
   // no more appends. Engines that run them themselves, as with several steps in flight (in stream
@@ -320,17 +321,16 @@ class KVFOLIO_API KVCacheManager {
   // need at the worst moment, a copy of the tail included: in a window group under kInOrder the
   // window and one step, else blocks for all of the tokens. Evicts cached blocks if it must. These
   // blocks count as held. Appends use them first; undo() and drop() give back what they used.
-  // Another call sets a new total. trim(), truncate() and accept() leave the promised tokens as
-  // they are; blocks that these do not need any more are given back (kUnordered: if no step is in
-  // flight). close(), preempt(), fail(), the last promised token and num_tokens of 0 end the
-  // promise. A fork has none of its own; fork() fails with a Shortage if the pool lacks the blocks
-  // that the parent then needs beside it. So do pin(), adopt() and a hit of open() (a miss then).
-  // Not promised are table entries, and what a truncate() into blocks that others hold makes
-  // necessary, at most two blocks in each group: call reserve() again then. kFailedPrecondition:
-  // the sequence is in the open step.
-  // kInvalidArgument: num_tokens or most_per_step is negative. kResourceExhausted: max_tokens.
-  // Shortage: nothing changes, not even an earlier promise; its `needed` counts the blocks beside
-  // those that are kept already.
+  // Another call sets a new total. What accept() cuts off is promised again. trim() and truncate()
+  // leave the promised tokens as they are; blocks that these do not need any more are given back
+  // (kUnordered: if no step is in flight). close(), preempt(), fail(), num_tokens of 0 and the last
+  // promised token, once it is decided, end the promise. A fork has none of its own; fork() fails
+  // with a Shortage if the pool lacks the blocks that the parent then needs beside it. So do pin(),
+  // adopt() and a hit of open() (a miss then). Not promised are table entries, and what a
+  // truncate() into blocks that others hold makes necessary, at most two blocks in each group: call
+  // reserve() again then. kFailedPrecondition: the sequence is in the open step. kInvalidArgument:
+  // num_tokens or most_per_step is negative. kResourceExhausted: max_tokens. Shortage: nothing
+  // changes, not even an earlier promise; its `needed` counts the blocks beside those kept already.
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
   // Holds the blocks that a hit of the first `pinned_tokens` tokens needs, and keeps these tokens
   // findable, until unpin(). They are the longest prefix of `tokens` that is found and ends where
@@ -405,12 +405,12 @@ class KVFOLIO_API KVCacheManager {
   // trim, reserve or other load meanwhile: kFailedPrecondition, naming the load. It may be forked.
   // The load goes on without the sequence, and its tokens come to nothing, if that is closed,
   // preempted, aborted by fail() or truncated below Load::begin.
-  // kFailedPrecondition: the sequence is in the open step, has draft tokens, unnamed tokens, tokens
-  // that can never be findable (after a trim, say) or a promise of reserve(); or (kUnordered) its
-  // last step is not complete. kInvalidArgument: `end` is not within 0 .. prompt.size() or lies
-  // inside a media span that attends to itself; the prompt differs from what the sequence has, as
-  // far as that is known. kResourceExhausted: max_tokens, max_transfers, table entries. Shortage:
-  // nothing changed, not even what the cache has by now was taken.
+  // kFailedPrecondition: the sequence is in the open step, has undecided drafts, unnamed tokens,
+  // tokens that can never be findable (after a trim, say) or a promise of reserve(); or
+  // (kUnordered) its last step is not complete. kInvalidArgument: `end` is not within 0 ..
+  // prompt.size() or lies inside a media span that attends to itself; the prompt differs from what
+  // the sequence has, as far as that is known. kResourceExhausted: max_tokens, max_transfers, table
+  // entries. Shortage: nothing changed, not even what the cache has by now was taken.
   Result<Load> begin_load(SequenceId sequence, std::span<const std::int32_t> prompt,
                           std::int32_t end);
   // Fills `out` with the blocks of a group that the load waits for, by logical block, from number

@@ -197,7 +197,13 @@ struct StepOptions {
 };
 
 struct AppendOptions {
-  // The last `draft` of the appended tokens are guesses: accept() decides.
+  // The last `draft` of the appended tokens are guesses, of which accept() decides, before or after
+  // their step is complete. Until then nothing behind the first of them is findable, no window
+  // moves past it, and the sequence takes no fork, trim or load. An append behind them assumes that
+  // all stand, and is undecided as long as they are: at most max_steps_in_flight appends of a
+  // sequence are, and under kUnordered one. Where accept() cuts, the rows of later appends are
+  // void: their blocks retire until their steps are complete, and a step behind those may write the
+  // slots of the tail block again at once.
   std::int32_t draft = 0;
 };
 
@@ -216,8 +222,8 @@ struct Admission {
 };
 
 struct ReserveOptions {
-  // Tokens that a step appends at most. 0, or more than there are: all of them may come in one
-  // step.
+  // Tokens that a step appends at most, those before that accept() has not decided on included. 0,
+  // or more than there are: all of them may come in one step.
   std::int64_t most_per_step = 0;
 };
 
@@ -242,7 +248,7 @@ struct TrimOptions {
 
 struct SequenceInfo {
   std::int32_t length = 0;            // tokens, those of the open step included
-  std::int32_t accepted_length = 0;   // without draft tokens
+  std::int32_t accepted_length = 0;   // without drafts that are not decided, and what is behind
   std::int32_t published_length = 0;  // tokens of its path on the prefix tree; 0 if it has none
   // Positions [trim_sinks, trim_first_kept) were dropped by trims; 0 and 0: none.
   std::int32_t trim_sinks = 0;

@@ -119,7 +119,10 @@ void add_cuts(nb::class_<Manager>& c) {
           },
           "sequence"_a, "num_accepted"_a,
           nb::sig("def accept(self, sequence: int, num_accepted: int) -> None"),
-          "Keeps the first draft tokens and truncates the others.")
+          "Decides on the drafts of the oldest append that has some: the first num_accepted of "
+          "them "
+          "stand. If that is fewer than all, what was appended behind them is cut as well, and "
+          "SequenceInfo.rewinds counts it: its rows in steps in flight are void then.")
       .def(
           "close",
           [](const Manager& manager, Id sequence) {

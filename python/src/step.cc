@@ -216,8 +216,9 @@ void add_appends(nb::class_<Step>& c) {
        nb::sig("def append(self, sequence: int, tokens: kvfolio._types.Int32Input, *, "
                "draft: int = 0) -> None"),
        "Reserves slots for tokens whose K and V this step writes. The last `draft` ones are "
-       "guesses, see Manager.accept(). A sequence appends once per step. OutOfBlocks: nothing "
-       "has changed. InvalidArgument: the whole prompt behind what open() found of it; append "
+       "guesses, see Manager.accept(); an append behind undecided ones assumes that they stand. A "
+       "sequence appends once per step. OutOfBlocks: nothing has changed. InvalidArgument: the "
+       "whole prompt behind what open() found of it; append "
        "only the tokens behind cached_tokens.")
       .def(
           "append_prompt",

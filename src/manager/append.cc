@@ -13,13 +13,22 @@ namespace kvfolio {
 
 using text::concat;
 
+Status KVCacheManager::Impl::check_decided(std::int32_t row, std::string_view what) const {
+  if (rows_[row].undecided() == 0) return {};
+  return {
+      ErrorCode::kFailedPrecondition,
+      concat(what, ": the sequence has ", rows_[row].undecided(), " draft tokens; accept() first")};
+}
+
 Status KVCacheManager::Impl::check_growing(std::int32_t row, std::string_view what) const {
   KVFOLIO_RETURN_IF_ERROR(check_resting(row, what));
   KVFOLIO_RETURN_IF_ERROR(check_no_load(row, what));
   const Sequence& s = rows_[row];
-  if (s.draft() > 0) {
+  if (s.undecided() > 0 && (options_.order == Order::kUnordered || !drafts_.has_room(row))) {
     return {ErrorCode::kFailedPrecondition,
-            concat(what, ": the sequence has ", s.draft(), " draft tokens; accept() first")};
+            concat(what, ": the sequence has ", s.undecided(), " draft tokens of ",
+                   drafts_.num(row), drafts_.num(row) == 1 ? " append" : " appends",
+                   " that are not decided, the most allowed; accept() first")};
   }
   if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
     return {ErrorCode::kFailedPrecondition,
@@ -110,7 +119,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   }
   if (s.announces) [[unlikely]]
     follow_announcement(row, begin, tokens, count, draft);
-  promises_.spend(row, count);
+  promises_.spend(row, begin, count);
   s.length = end;
   s.used = true;
   s.replay = false;

@@ -83,6 +83,8 @@ Status KVCacheManager::Impl::Checker::ownership() const {
       return broken(concat("sequence ", row, ": its first unnamed token is at ",
                            m_.unnamed_.first(row), ", it has ", s.unnamed_from));
     }
+    KVFOLIO_RETURN_IF_ERROR(m_.drafts_.check(
+        row, s.accepted, in_step ? m_.steps_.open().entries[s.step_entry].begin : s.length));
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
     if (m_.caller_ids_.find(d.caller_id) != row) {

@@ -155,7 +155,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
                sequences, groups, tree, blocks, tables, spans, promises, prompts, append_rules,
                borders, announcements, publisher, table_blocks, caller_ids, pins, transfers,
-               load_blocks, scratch, victims, ended, steps, unnamed, forgets] = other;
+               load_blocks, scratch, victims, ended, steps, unnamed, drafts, forgets] = other;
   tree_->copy_from(*tree);
   blocks_.copy_from(blocks);
 
@@ -169,6 +169,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
 
   steps_.copy_from(steps);
   unnamed_.copy_from(unnamed);
+  drafts_.copy_from(drafts);
   announcements_.copy_from(announcements);
   promises_.copy_from(promises);
   forget_count_ = std::max(forget_count_, forgets) + 1;  // whatever was forgotten there is here

@@ -33,6 +33,7 @@ MemoryUse KVCacheManager::metadata() const noexcept {
   sum += m.tables_.memory();
   sum += m.steps_.memory();
   sum += m.unnamed_.memory();
+  sum += m.drafts_.memory();
   sum += m.announcements_.memory();
   sum += m.promises_.memory();
   sum += m.pins_.memory();

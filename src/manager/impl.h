@@ -10,8 +10,8 @@
 //   truncate.cc   truncate, clear, trim (tables.h)
 //   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
-//   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h,
-//                 publisher.h)
+//   steps.cc      begin, undo, commit, complete, drop, fail, names, drafts (step_log.h,
+//                 unnamed_tokens.h, drafts.h, publisher.h)
 //   append.cc     append (append_rules.h, sequence_spans.h, table_blocks.h)
 //   admit.cc      whether appends would succeed
 //   reserve.cc    appends that are never short of blocks (promises.h)
@@ -61,6 +61,7 @@
 #include "manager/blocks.h"
 #include "manager/borders.h"
 #include "manager/caller_ids.h"
+#include "manager/drafts.h"
 #include "manager/ended_list.h"
 #include "manager/group.h"
 #include "manager/load_blocks.h"
@@ -265,7 +266,9 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status append_to(std::int32_t row, std::string_view what,
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
-  // It may grow: it is in no step, and no load or draft is open.
+  // accept() has decided on all of its tokens.
+  [[nodiscard]] Status check_decided(std::int32_t row, std::string_view what) const;
+  // It may grow: it is in no step, no load is open, and drafts before do not forbid it.
   [[nodiscard]] Status check_growing(std::int32_t row, std::string_view what) const;
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
   // The open step, if there is one, takes appends.
@@ -381,6 +384,7 @@ class KVCacheManager::Impl {
   EndedList ended_;  // by the last fail() or preempt_to()
   StepLog steps_;
   UnnamedTokens unnamed_;
+  Drafts drafts_;
   std::uint64_t forget_count_ = 0;
 };
 

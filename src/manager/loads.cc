@@ -23,6 +23,7 @@ Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
                                         std::span<const std::int32_t> prompt,
                                         std::int64_t end) const {
   KVFOLIO_RETURN_IF_ERROR(check_growing(row, what));
+  KVFOLIO_RETURN_IF_ERROR(check_decided(row, what));
   const Sequence& s = rows_[row];
   if (promises_.has(row)) {
     return {ErrorCode::kFailedPrecondition,

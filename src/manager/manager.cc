@@ -57,6 +57,7 @@ Status KVCacheManager::Impl::make_rows() {
       caller_ids_.allocate(rows, options_.hash_seed) && victims_.allocate(rows) &&
       ended_.allocate(rows) && scratch_.allocate_zeroed(2 * rows) &&
       unnamed_.allocate(rows, options_.max_steps_in_flight) &&
+      drafts_.allocate(rows, options_.max_steps_in_flight) &&
       announcements_.allocate(rows, options_.max_announced_tokens / tree_->unit(), tree_->unit(),
                               options_.hash_seed) &&
       promises_.allocate(rows, spec_.groups) &&

@@ -112,6 +112,7 @@ void PlanWriter::write(const PlanOptions& options) noexcept {
 void PlanWriter::note_written(const PlanOptions& options) noexcept {
   step_.planned_changes = options.changed_entries;  // it takes the place of the plan before
   step_.num_planned = step_.num_entries;
+  step_.num_taken_out = 0;
 }
 
 std::int32_t* PlanWriter::write_rows(std::int32_t* at, std::int64_t first,

@@ -44,18 +44,18 @@ bool PromiseNeeds::needs_another(std::int32_t owner, std::int32_t g, BlockId blo
   return come_back(g) || is_tail_of(owner, g, block);
 }
 
-// The row may have to append inside this block: at its length, where a draft is rejected, or where
-// the append of the open step is undone.
+// The row may have to append inside this block, at its length or where the append of the open step
+// is undone; or a draft that is rejected would have given it back.
 bool PromiseNeeds::is_tail_of(std::int32_t row, std::int32_t g, BlockId block) const noexcept {
   const Sequence& s = rows_[row];
-  const auto is_at = [&](std::int32_t position) {
-    return group(g).size.offset_of(position) != 0 && block_at(row, g, position) == block;
-  };
-  if (is_at(s.length) || is_at(s.accepted)) return true;
-  if (s.step_entry < 0) return false;
-  const Step& step = steps_.open();
-  return is_at(step.entries[s.step_entry].begin) ||
-         step.change(s.step_entry, g).source == block.value();
+  // All that is not accepted whole, the open step's tokens among them.
+  const auto blocks = tables_.of(row, g).blocks(tables_.arena());
+  const auto first = static_cast<std::size_t>(group(g).block_of(s.accepted));
+  const auto end = static_cast<std::size_t>(group(g).blocks_for(s.length));
+  for (std::size_t i = first; i < std::min(end, blocks.size()); ++i) {
+    if (blocks[i] == block.value()) return true;
+  }
+  return s.step_entry >= 0 && steps_.open().change(s.step_entry, g).source == block.value();
 }
 
 }  // namespace kvfolio

@@ -90,7 +90,7 @@ TEST_F(PromiseNeedsTest, WithoutOrderAWindowBringsNothingBack) {
 
 TEST_F(PromiseNeedsTest, TheTailIsOwnedByItsRowOrThereIsNone) {
   const std::int32_t row = add(6, {3, 5});
-  reservations_.promise(row, 10, 2);
+  reservations_.promise(row, rows_[row].length, 10, 2);
   const PromiseNeeds n = needs();
   EXPECT_FALSE(n.owns_tail(row, kFull, 6));
   EXPECT_TRUE(n.owns_tail(row, kFull, 4));
@@ -102,7 +102,7 @@ TEST_F(PromiseNeedsTest, TheTailIsOwnedByItsRowOrThereIsNone) {
 
 TEST_F(PromiseNeedsTest, OnlyABlockThatIsUsedAgainCostsOneToShare) {
   const std::int32_t row = add(6, {3, 5});
-  reservations_.promise(row, 10, 2);
+  reservations_.promise(row, rows_[row].length, 10, 2);
   for (const std::int32_t g : {kFull, kWindow}) {
     reservations_.own(row, g, BlockId(3));
     reservations_.own(row, g, BlockId(5));
@@ -119,23 +119,26 @@ TEST_F(PromiseNeedsTest, OnlyABlockThatIsUsedAgainCostsOneToShare) {
 
 TEST_F(PromiseNeedsTest, ABlockWhereADraftOrTheOpenStepBeganIsATailToo) {
   const std::int32_t row = add(8, {3, 5});
-  reservations_.promise(row, 10, 2);
+  reservations_.promise(row, rows_[row].length, 10, 2);
   reservations_.own(row, kFull, BlockId(3));
   reservations_.own(row, kFull, BlockId(5));
   const PromiseNeeds n = needs();
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 0);
   rows_[row].accepted = 6;  // a draft may be rejected
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 1);
+  EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(3)), 0);
+  rows_[row].accepted = 2;  // or undo() goes back there
+  EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 1);
+  EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(3)), 1);
   rows_[row].accepted = 8;
   steps_.begin();
   Step& step = steps_.open();
   step.entries[0] = {};
   step.entries[0].row = row;
-  step.entries[0].begin = 2;
+  step.entries[0].begin = 8;
   step.change(0, kFull) = TailChange::none();
   step.num_entries = 1;
   rows_[row].step_entry = 0;
-  EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(3)), 1);  // undo() goes back into it
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 0);
   step.change(0, kFull).source = 5;  // it gave way to a copy
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 1);

@@ -144,7 +144,7 @@ Promises::Offer Promises::offer(std::int32_t row, std::int64_t num_tokens,
 }
 
 void Promises::promise(std::int32_t row, const Offer& offer) noexcept {
-  reservations_.promise(row, offer.num_tokens, offer.most_per_step);
+  reservations_.promise(row, rows_[row].length, offer.num_tokens, offer.most_per_step);
   rows_[row].has_promise = true;
   blocks_.take(offer.room);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -185,7 +185,7 @@ void Promises::settle_promise(const Step& step, std::int32_t entry) noexcept {
     if (source >= 0) reservations_.disown(g, BlockId(source));
   }
   reservations_.settle(row);
-  if (reservations_.tokens(row) == 0) end(row);
+  if (is_spent(row)) end(row);
 }
 
 // A sequence that was cut back needs fewer for the same tokens, and one at rest needs none for the
@@ -193,7 +193,8 @@ void Promises::settle_promise(const Step& step, std::int32_t entry) noexcept {
 // read behind the place where it was cut back: then the next append has to copy the tail, though it
 // is own.
 void Promises::return_ready(std::int32_t row) noexcept {
-  if (rows_[row].draft() > 0) return;
+  if (is_spent(row)) return end(row);
+  if (rows_[row].undecided() > 0) return;
   if (order_ == Order::kUnordered && steps_.num_in_flight() > 0) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) let_ready_go(row, g, needs_.ready_for(row, g));
 }

@@ -92,7 +92,7 @@ class Promises {
     std::array<std::int32_t, kMaxGroups> spared;
     Room::Plan room;
   };
-  // Requires: num_tokens >= most_per_step, which is not 0 if there are tokens.
+  // Requires: most_per_step is not 0 if there are tokens.
   [[nodiscard]] Offer offer(std::int32_t row, std::int64_t num_tokens,
                             std::int64_t most_per_step) const noexcept;
   // Requires: offer.room.fits(), and nothing has changed since.
@@ -102,9 +102,10 @@ class Promises {
 
   // ---- a step ----
 
-  // An append in the open step used tokens of the promise.
-  void spend(std::int32_t row, std::int64_t num_tokens) noexcept {
-    if (has(row)) reservations_.spend(row, num_tokens);
+  // An append in the open step, at position `begin`, used tokens of the promise.
+  void spend(std::int32_t row, std::int32_t begin, std::int32_t num_tokens) noexcept {
+    if (!has(row)) return;
+    reservations_.spend(row, begin, num_tokens, begin + num_tokens - rows_[row].accepted);
   }
   // It was undone, and its blocks are back already.
   void undo(std::int32_t row) noexcept;
@@ -112,7 +113,13 @@ class Promises {
   void settle(const Step& step, std::int32_t entry) noexcept {
     if (has(step.entries[entry].row)) settle_promise(step, entry);
   }
-  // Gives back the blocks that lie ready and that the promise does not need any more.
+  // The row is about to be cut back to `length`. With `again`, since drafts were rejected, what was
+  // spent on the tokens behind is promised again; else it stays spent.
+  void cut(std::int32_t row, std::int32_t length, bool again) noexcept {
+    if (has(row)) reservations_.cut(row, length, again);
+  }
+  // Gives back the blocks that lie ready and that the promise does not need any more. A promise
+  // whose last token is spent ends once nothing of it can come back.
   void return_surplus(std::int32_t row) noexcept {
     if (has(row)) return_ready(row);
   }
@@ -201,6 +208,11 @@ class Promises {
   void let_ready_go(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
   void set_aside(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
                  std::int32_t length) noexcept;
+  // Nothing is left of the promise, and no draft that is rejected brings something of it back.
+  [[nodiscard]] bool is_spent(std::int32_t row) const noexcept {
+    return reservations_.tokens(row) == 0 &&
+           reservations_.spent_behind(row, rows_[row].accepted) == 0;
+  }
   void settle_promise(const Step& step, std::int32_t entry) noexcept;
   void return_ready(std::int32_t row) noexcept;
   void pay_for_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;

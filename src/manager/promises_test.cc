@@ -106,7 +106,7 @@ TEST_F(PromisesTest, ARowWithoutAPromiseTakesAndGivesBackAsBlocksDoes) {
   EXPECT_EQ(state(kFull, old), BlockState::kFree);
   tables_.of(row, kFull).truncate(0);
   // Harmless without a promise.
-  promises_.spend(row, 1);
+  promises_.spend(row, 4, 1);
   promises_.undo(row);
   promises_.return_surplus(row);
   promises_.end(row);
@@ -150,8 +150,12 @@ TEST_F(PromisesTest, APromiseEndsWithItsLastToken) {
   step.num_entries = 1;
   std::int32_t from_ready = 1;
   const BlockId block = promises_.acquire(row, kFull, from_ready);
-  promises_.spend(row, 4);
+  promises_.spend(row, 4, 4);
   rows_[row].step_entry = -1;
+  rows_[row].accepted = 7;  // one of them is a guess, which may be rejected
+  promises_.settle(step, 0);
+  EXPECT_TRUE(promises_.has(row));
+  rows_[row].accepted = 8;
   promises_.settle(step, 0);
   EXPECT_FALSE(promises_.has(row));
   blocks_.let_go(kFull, block, true);

@@ -21,14 +21,14 @@ bool Reservations::allocate(std::int64_t rows, std::span<const GroupSpec> groups
   return ok;
 }
 
-void Reservations::promise(std::int32_t row, std::int64_t num_tokens,
+void Reservations::promise(std::int32_t row, std::int32_t begin, std::int64_t num_tokens,
                            std::int64_t most_per_step) noexcept {
   Row& of = rows_[row];
   if (of.most_per_step == 0) {
     ++num_rows_;
     for (std::int32_t g = 0; g < num_groups(); ++g) at(row, g) = {kNobody, 0, 0, 0};
   }
-  of = {num_tokens, most_per_step, 0, false};
+  of = {num_tokens, most_per_step, 0, begin, begin, false};
 }
 
 void Reservations::end(std::int32_t row) noexcept {
@@ -37,17 +37,28 @@ void Reservations::end(std::int32_t row) noexcept {
   --num_rows_;
 }
 
-void Reservations::spend(std::int32_t row, std::int64_t num_tokens) noexcept {
+void Reservations::spend(std::int32_t row, std::int32_t begin, std::int64_t num_tokens,
+                         std::int64_t beyond) noexcept {
   Row& of = rows_[row];
   of.spent = std::min(of.tokens, num_tokens);
-  of.lacks |= num_tokens > of.most_per_step;
+  KVFOLIO_DCHECK(of.spent == 0 || of.spent_end == begin);
+  if (of.spent > 0) of.spent_end = begin + static_cast<std::int32_t>(of.spent);
+  of.lacks |= beyond > of.most_per_step;
   of.tokens -= of.spent;
 }
 
 void Reservations::undo(std::int32_t row) noexcept {
   Row& of = rows_[row];
   of.tokens += of.spent;
+  of.spent_end -= static_cast<std::int32_t>(of.spent);
   settle(row);
+}
+
+void Reservations::cut(std::int32_t row, std::int32_t length, bool again) noexcept {
+  Row& of = rows_[row];
+  if (again) of.tokens += spent_behind(row, length);
+  of.spent_begin = std::min(of.spent_begin, length);
+  of.spent_end = std::min(of.spent_end, length);
 }
 
 void Reservations::settle(std::int32_t row) noexcept {

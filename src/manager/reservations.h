@@ -16,6 +16,7 @@
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate() but the text
 // of an error.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -44,19 +45,29 @@ class Reservations {
   }
   // Tokens of the promise that the open step has spent.
   [[nodiscard]] std::int64_t spent(std::int32_t row) const noexcept { return rows_[row].spent; }
-  // A new promise, or a new total of one. Requires: num_tokens >= 1.
-  void promise(std::int32_t row, std::int64_t num_tokens, std::int64_t most_per_step) noexcept;
+  // A new promise, or a new total of one, for what is appended from position `begin` on. Requires:
+  // num_tokens >= 1.
+  void promise(std::int32_t row, std::int32_t begin, std::int64_t num_tokens,
+               std::int64_t most_per_step) noexcept;
   // More was needed than there is, by what the promise does not cover: nothing is checked of it.
   void note_lack(std::int32_t row) noexcept { rows_[row].lacks = true; }
   [[nodiscard]] bool lacks(std::int32_t row) const noexcept { return rows_[row].lacks; }
   // Requires: the row has a promise; no block lies ready for it and none is its own.
   void end(std::int32_t row) noexcept;
 
-  // An append in the open step used tokens of the promise; undo() takes that back, and settle()
-  // says that the step was committed.
-  void spend(std::int32_t row, std::int64_t num_tokens) noexcept;
+  // An append in the open step, at position `begin`, used tokens of the promise; undo() takes that
+  // back, and settle() says that the step was committed. `beyond`: tokens behind what is accepted
+  // then, of which the promise covers most_per_step.
+  void spend(std::int32_t row, std::int32_t begin, std::int64_t num_tokens,
+             std::int64_t beyond) noexcept;
   void undo(std::int32_t row) noexcept;
   void settle(std::int32_t row) noexcept;
+  // The row ends at `length`. `again`: what was spent on the tokens behind is promised again.
+  void cut(std::int32_t row, std::int32_t length, bool again) noexcept;
+  // Tokens that cut() to this length would promise again.
+  [[nodiscard]] std::int64_t spent_behind(std::int32_t row, std::int32_t length) const noexcept {
+    return std::max(0, rows_[row].spent_end - std::max(rows_[row].spent_begin, length));
+  }
 
   // ---- blocks that lie ready ----
 
@@ -112,6 +123,10 @@ class Reservations {
     std::int64_t tokens;
     std::int64_t most_per_step;
     std::int64_t spent;  // in the open step
+    // The tokens of the sequence for which the promise was spent, [spent_begin, spent_end): from
+    // the promise on, as long as there was something left of it.
+    std::int32_t spent_begin;
+    std::int32_t spent_end;
     bool lacks;
   };
   struct List {

@@ -34,8 +34,8 @@ std::vector<std::int32_t> ready(const Reservations& r, std::int32_t row, std::in
 
 TEST(Reservations, BlocksOfARowAndGroupAreTakenInTheReverseOrder) {
   Reservations r = make();
-  r.promise(0, 10, 2);
-  r.promise(2, 5, 5);
+  r.promise(0, 0, 10, 2);
+  r.promise(2, 0, 5, 5);
   r.put(0, 1, BlockId(7));
   r.put(0, 1, BlockId(3));
   r.put(2, 1, BlockId(4));
@@ -50,9 +50,9 @@ TEST(Reservations, BlocksOfARowAndGroupAreTakenInTheReverseOrder) {
 
 TEST(Reservations, UndoGivesTokensAndBlocksOfTheOpenStepBack) {
   Reservations r = make();
-  r.promise(1, 3, 3);
+  r.promise(1, 7, 3, 3);
   r.put(1, 0, BlockId(5));
-  r.spend(1, 4);  // one more than is promised
+  r.spend(1, 7, 4, 4);  // one more than is promised
   EXPECT_EQ(r.tokens(1), 0);
   const BlockId taken = r.take_for_step(1, 0);
   EXPECT_EQ(r.num_taken(1, 0), 1);
@@ -61,7 +61,7 @@ TEST(Reservations, UndoGivesTokensAndBlocksOfTheOpenStepBack) {
   EXPECT_EQ(r.tokens(1), 3);
   EXPECT_EQ(r.num_ready(1, 0), 1);
   EXPECT_EQ(r.num_taken(1, 0), 0);
-  r.spend(1, 2);
+  r.spend(1, 7, 2, 2);
   r.settle(1);
   r.undo(1);  // nothing of a step that was committed comes back
   EXPECT_EQ(r.tokens(1), 1);
@@ -69,7 +69,7 @@ TEST(Reservations, UndoGivesTokensAndBlocksOfTheOpenStepBack) {
 
 TEST(Reservations, ABlockHasOneOwner) {
   Reservations r = make();
-  r.promise(0, 1, 1);
+  r.promise(0, 0, 1, 1);
   r.own(0, 0, BlockId(2));
   EXPECT_EQ(r.owner(0, BlockId(2)), 0);
   EXPECT_EQ(r.owner(1, BlockId(2)), Reservations::kNobody);
@@ -81,23 +81,23 @@ TEST(Reservations, ABlockHasOneOwner) {
 
 TEST(Reservations, CheckNamesACountThatIsWrong) {
   Reservations r = make();
-  r.promise(0, 1, 1);
+  r.promise(0, 0, 1, 1);
   r.own(0, 0, BlockId(2));
   EXPECT_TRUE(r.check().ok());
   r.end(0);                     // with a block of its own still
   EXPECT_TRUE(r.check().ok());  // no row has a promise: nothing is counted
-  r.promise(1, 1, 1);
+  r.promise(1, 0, 1, 1);
   EXPECT_EQ(r.check().message(),
             "reservations: group 0: 0 blocks lie ready, counted 0; own blocks counted wrong by -1");
 }
 
 TEST(Reservations, ACopyIsEqual) {
   Reservations r = make();
-  r.promise(0, 9, 4);
+  r.promise(0, 0, 9, 4);
   r.put(0, 0, BlockId(1));
   r.own(0, 1, BlockId(9));
   Reservations copy = make();
-  copy.promise(2, 1, 1);
+  copy.promise(2, 0, 1, 1);
   copy.copy_from(r);
   EXPECT_EQ(copy.num_rows(), 1);
   EXPECT_EQ(copy.tokens(0), 9);
@@ -105,6 +105,29 @@ TEST(Reservations, ACopyIsEqual) {
   EXPECT_THAT(ready(copy, 0, 0), ElementsAre(1));
   EXPECT_EQ(copy.owner(1, BlockId(9)), 0);
   EXPECT_TRUE(copy.check().ok());
+}
+
+TEST(Reservations, ACutPromisesAgainWhatWasSpentBehindIt) {
+  Reservations r = make();
+  r.promise(1, 4, 5, 5);
+  r.spend(1, 4, 3, 3);
+  r.settle(1);
+  r.spend(1, 7, 4, 4);  // two of them are promised
+  r.settle(1);
+  EXPECT_EQ(r.spent_behind(1, 0), 5);
+  EXPECT_EQ(r.spent_behind(1, 8), 1);
+  r.cut(1, 10, true);  // of what the promise did not cover nothing comes back
+  EXPECT_EQ(r.tokens(1), 0);
+  r.cut(1, 8, true);
+  EXPECT_EQ(r.tokens(1), 1);
+  r.cut(1, 6, false);  // as by truncate()
+  EXPECT_EQ(r.tokens(1), 1);
+  r.spend(1, 6, 1, 1);
+  r.undo(1);
+  EXPECT_EQ(r.tokens(1), 1);
+  r.cut(1, 2, true);  // in front of the promise
+  EXPECT_EQ(r.tokens(1), 3);
+  EXPECT_EQ(r.spent_behind(1, 0), 0);
 }
 
 }  // namespace

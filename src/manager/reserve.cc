@@ -51,8 +51,10 @@ Result<Promises::Offer> KVCacheManager::Impl::offer(std::int32_t row, std::strin
   KVFOLIO_RETURN_IF_ERROR(check_no_load(row, what));
   KVFOLIO_RETURN_IF_ERROR(check_growth(rows_[row], what, num_tokens));
   KVFOLIO_RETURN_IF_ERROR(check_chunks(what, chunks));
-  const std::int64_t most = chunks.most_per_step == 0 ? num_tokens : chunks.most_per_step;
-  Promises::Offer offer = promises_.offer(row, num_tokens, std::min(most, num_tokens));
+  // What is not decided is kept beside what a step appends.
+  const std::int64_t all = num_tokens + rows_[row].undecided();
+  const std::int64_t most = chunks.most_per_step == 0 ? all : chunks.most_per_step;
+  Promises::Offer offer = promises_.offer(row, num_tokens, std::min(most, all));
   if (offer.room.fits()) return offer;
   const std::int32_t g = offer.room.short_of;
   return shortage(offer.room, num_kept(row, g), offer.spared[static_cast<std::size_t>(g)]);

@@ -51,9 +51,9 @@ struct alignas(64) Sequence {
   std::uint64_t last_ticket;  // newest step it took part in
   std::uint64_t birth;        // no other sequence of this manager ever has the same
 
-  // Tokens between accepted and length that accept() decides on. A sequence with such tokens enters
-  // no step.
-  [[nodiscard]] std::int32_t draft() const noexcept {
+  // Committed tokens behind the accepted ones: guesses that accept() decides on, and what was
+  // appended behind these (Drafts). 0 in the open step.
+  [[nodiscard]] std::int32_t undecided() const noexcept {
     return step_entry >= 0 ? 0 : length - accepted;
   }
   // Its pending tokens are those that the tree does not keep yet, from place.position on. Tokens

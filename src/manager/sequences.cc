@@ -28,6 +28,7 @@ std::int32_t KVCacheManager::Impl::take_row() noexcept {
   victims_.begin(row);
   tables_.begin(row);
   unnamed_.begin(row);
+  drafts_.clear(row);
   return row;
 }
 
@@ -166,11 +167,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   std::int32_t from = 0;
   KVFOLIO_RETURN_IF_ERROR(m.caller_ids_.check_free("fork", options.caller_id));
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(parent_id, "fork", from));
-  if (m.rows_[from].draft() > 0) {
-    return Status(
-        ErrorCode::kFailedPrecondition,
-        concat("fork: the sequence has ", m.rows_[from].draft(), " draft tokens; accept() first"));
-  }
+  KVFOLIO_RETURN_IF_ERROR(m.check_decided(from, "fork"));
   KVFOLIO_RETURN_IF_ERROR(m.check_sharing(from));
   const std::int32_t row = m.take_row();
   if (row < 0) return m.no_row("fork", "; close one or raise max_sequences");

@@ -293,7 +293,7 @@ class StateReader::Writer {
     put(s.length);
     put(s.accepted);
     put(unordered_ ? d.settled : 0);
-    put(s.draft());
+    put(s.undecided());
     put(s.exact_until);
     put(s.unnamed_from);
     put(d.trim_sinks);
@@ -312,6 +312,10 @@ class StateReader::Writer {
     for (const UnnamedTokens::Stretch& stretch : stretches) {
       put(stretch.begin);
       put(stretch.end);
+    }
+    // One of them the accepted length and the length tell.
+    for (const Drafts::Stretch& stretch : m_.drafts_.stretches(row)) {
+      if (m_.drafts_.num(row) > 1) put(-18), put(stretch.end), put(stretch.draft);
     }
     if (m_.borders_.any()) put(d.prompt_end);
     if (s.publishes) {
@@ -365,6 +369,10 @@ class StateReader::Writer {
     put(reservations.most_per_step(row));
     put(reservations.spent(row));
     put(reservations.lacks(row));
+    // What a draft that is rejected brings back.
+    const Sequence& s = m_.rows_[row];
+    put(s.undecided() > 0 ? reservations.spent_behind(row, s.accepted) : 0);
+    put(s.undecided() > 0 ? reservations.spent_behind(row, 0) : 0);
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
       put(reservations.num_taken(row, g));
       // Which of them is taken first is a matter of names.
@@ -444,6 +452,7 @@ class StateReader::Writer {
       std::int32_t planned = step.num_planned;
       for (std::int32_t e = 0; e < step.num_planned; ++e) planned -= has_left(e);
       put(planned);
+      if (step.num_taken_out > 0) put(step.num_taken_out);
     }
     for (std::int32_t e = 0; e < step.num_entries; ++e) {
       const StepEntry& entry = step.entries[e];

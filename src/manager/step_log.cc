@@ -55,6 +55,7 @@ Step& StepLog::begin() noexcept {
   step.copies_ran = false;
   step.planned_changes = false;
   step.num_planned = Step::kNoPlan;
+  step.num_taken_out = 0;
   return step;
 }
 
@@ -110,8 +111,8 @@ namespace {
 
 void copy_step(Step& step, const Step& other) noexcept {
   const auto& [ticket, num_groups, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
-               planned_changes, num_planned, entries, changes, entry_of, words, num_words,
-               sequences, caller_ids, shared, num_shared, group_plans, plan] = other;
+               planned_changes, num_planned, num_taken_out, entries, changes, entry_of, words,
+               num_words, sequences, caller_ids, shared, num_shared, group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
   step.num_removed = num_removed;
@@ -120,6 +121,7 @@ void copy_step(Step& step, const Step& other) noexcept {
   step.copies_ran = copies_ran;
   step.planned_changes = false;
   step.num_planned = num_planned;
+  step.num_taken_out = num_taken_out;
   step.entries.copy_from(entries, num_entries);
   for (std::int32_t i = 0; i < num_entries; ++i) {
     if (entries[i].row >= 0) step.entry_of[entries[i].row] = i;

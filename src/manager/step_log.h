@@ -66,6 +66,7 @@ struct Step {
   // The last plan has the entries in front of this one; kNoPlan: there was none. What is appended
   // stands behind the others, so to append costs nothing for it.
   std::int32_t num_planned = kNoPlan;
+  std::int32_t num_taken_out = 0;  // entries that the last plan has and that are gone since
   FixedArray<StepEntry> entries;
   FixedArray<TailChange> changes;  // [entry][group]
   // [sequence]: where its entry is, if it has one; for a committed step with tokens without names.
@@ -108,6 +109,7 @@ struct Step {
     entries[entry].row = -1;
     clear_changes(entry);
     ++num_removed;
+    num_taken_out += entry < num_planned ? 1 : 0;
     if (2 * num_removed >= num_entries) close_ranks(moved);
   }
   // The entries stand without gaps.

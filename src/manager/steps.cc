@@ -108,8 +108,8 @@ Status KVCacheManager::drop(Ticket ticket) {
 
 // ---- commit ----
 
-// The engine has done what the step needs, as far as the manager can know: each sequence of the
-// step was in the last plan, and where the manager has storage, the copies of the step ran.
+// The engine has done what the step needs, as far as the manager can know: the last plan has each
+// sequence of the step and no other, and where the manager has storage, the copies of the step ran.
 Status KVCacheManager::Impl::check_done(const Step& step) const {
   if (replays_trust_) return {};
   if (const std::int32_t missing = step.num_behind_plan(); missing > 0) {
@@ -119,6 +119,14 @@ Status KVCacheManager::Impl::check_done(const Step& step) const {
                    missing == 1 ? " was appended after its last plan(), which lacks it"
                                 : " were appended after its last plan(), which lacks them",
                    "; plan() again before you compute")};
+  }
+  // A device that computes by that plan writes to blocks that are free, or another's by now.
+  if (step.num_taken_out > 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("commit: step ", step.ticket, " has a plan() with ", step.num_taken_out,
+                   step.num_taken_out == 1 ? " sequence that was" : " sequences that were",
+                   " taken out since (undo, preempt, cancel); plan() again before you compute, or "
+                   "drop()")};
   }
   if (step.copies_ran || step.num_displaced == 0 || options_.copies_by_host) return {};
   if (!storage_ && !imagines_storage_) return {};
@@ -162,7 +170,10 @@ Status KVCacheManager::commit(Ticket ticket) {
     if (step.has_unnamed) step.entry_of[e.row] = i;
     if (m.options_.order == Order::kUnordered)
       m.details(e.row).settled = settled_by(step, i, m.groups_);
-    s.accepted = e.end - e.draft;
+    // Behind drafts that are not decided it stands where the oldest of these begins.
+    const bool behind_drafts = s.accepted < e.begin;
+    if (e.draft > 0 || behind_drafts) m.drafts_.add(e.row, {e.begin, e.end, e.draft});
+    if (!behind_drafts || mutant(Mutant::kAcceptedOverDrafts)) s.accepted = e.end - e.draft;
     s.last_ticket = step.ticket;
     s.has_planned = true;
     s.exact_until = std::min(s.exact_until, m.spans_.cut_span(s, e.end));
@@ -394,13 +405,27 @@ Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "accept", row));
   Sequence& s = m.rows_[row];
-  if (num_accepted < 0 || num_accepted > s.draft()) {
+  const std::int32_t draft = m.drafts_.next(row);
+  if (num_accepted < 0 || num_accepted > draft) {
     return {ErrorCode::kInvalidArgument,
-            concat("accept of ", num_accepted, " draft tokens, allowed: 0 to ", s.draft())};
+            concat("accept of ", num_accepted, " draft tokens, allowed: 0 to ", draft)};
   }
-  const std::int32_t length = s.accepted + num_accepted;
-  if (length < s.length) m.truncate_to(row, length);
-  s.accepted = length;
+  if (num_accepted < draft) {
+    // What was appended behind assumed that all of these stand.
+    const std::int32_t length = s.accepted + num_accepted;
+    if (mutant(Mutant::kVoidRowPublished)) {
+      s.accepted = s.length;
+      m.publisher_.publish(row, false);
+    }
+    const std::int32_t rewinds = m.details(row).rewinds;
+    m.promises_.cut(row, length, !mutant(Mutant::kRejectedStaySpent));
+    m.truncate_to(row, length);
+    if (mutant(Mutant::kVoidRowsNotCounted)) m.details(row).rewinds = rewinds;
+    m.drafts_.clear(row);
+    s.accepted = length;
+  } else if (draft > 0) {
+    s.accepted = m.drafts_.accept(row);
+  }
   m.publisher_.publish(row, false);
   m.table_blocks_.move_windows(row);
   m.promises_.return_surplus(row);

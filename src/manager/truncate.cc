@@ -158,6 +158,8 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   s.replay = false;
   s.used = true;
   table_blocks_.truncate(row, n);
+  promises_.cut(row, n, false);
+  if (s.accepted < s.length) drafts_.cut(row, n);
   s.length = n;
   s.accepted = std::min(s.accepted, n);
   d.settled = std::min(d.settled, n);
@@ -214,10 +216,7 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
                   concat("trim keeps ", options.num_sinks, " sinks and a window of ",
                          options.window, ", allowed: 0 and above"));
   }
-  if (s.draft() > 0) {
-    return Status(ErrorCode::kFailedPrecondition,
-                  concat("trim: the sequence has ", s.draft(), " draft tokens; accept() first"));
-  }
+  KVFOLIO_RETURN_IF_ERROR(m.check_decided(row, "trim"));
   const bool trimmed = s.has_trim;
   // All of these are at most the length: no sum below can overflow.
   auto sinks = static_cast<std::int32_t>(std::min<std::int64_t>(options.num_sinks, s.length));

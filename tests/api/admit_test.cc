@@ -87,7 +87,7 @@ TEST(Admit, RefusesWhatAppendRefuses) {
     EXPECT_THAT(admitted.message(), HasSubstr(why));
     EXPECT_THAT(appended.message(), HasSubstr(why));
   };
-  Engine drafting({full_group(4, 16)});
+  Engine drafting({full_group(4, 16)}, {.max_steps_in_flight = 1});
   const SequenceId guesses = drafting.open({}).sequence;
   drafting.feed(guesses, tokens(1, 3), /*draft=*/1);
   must(drafting.manager.begin_step());

@@ -229,8 +229,9 @@ TEST(Mistakes, ASequenceThatThePlanLacksIsNeverCommitted) {
   EXPECT_EQ(cache.rows_of(next.sequence), as_rows(tokens(50, 6)));
 }
 
-// M2.
-TEST(Mistakes, OnlyWhatIsInTheStepCounts) {
+// M2, M8. What left behind a plan makes that one wrong, however many they are; what no plan had
+// does not.
+TEST(Mistakes, AStepIsCommittedAsItWasPlanned) {
   Engine e({full_group(4, 16)});
   KVCacheManager& m = e.manager;
   std::vector<SequenceId> s;
@@ -243,7 +244,6 @@ TEST(Mistakes, OnlyWhatIsInTheStepCounts) {
   const auto commits = [&] { return m.commit(ticket); };
   for (int i = 0; i < 4; ++i) append(i);
   must(m.plan());
-  // Who left does not matter, planned or not, and however many.
   append(4);
   append(5);
   EXPECT_THAT(commits().message(), HasSubstr("2 of the 6"));
@@ -258,9 +258,53 @@ TEST(Mistakes, OnlyWhatIsInTheStepCounts) {
   append(0);
   EXPECT_THAT(commits().message(), HasSubstr("1 of the 2"));
   must(m.undo(s[0]));
+  EXPECT_THAT(commits().message(), HasSubstr("with 3 sequences that were taken out since"));
+  must(m.plan());
   must(commits());
   EXPECT_EQ(e.info(s[3]).length, 3);
   EXPECT_EQ(e.info(s[0]).length, 0);
+}
+
+// M8. Its blocks are free, and the device may be about to write to them by the plan that it has.
+TEST(Mistakes, AStepWhosePlanHasASequenceThatLeftIsNotCommitted) {
+  for (const int how : {0, 1, 2}) {
+    Engine e({full_group(4, 16)});
+    KVCacheManager& m = e.manager;
+    const SequenceId goes = e.open({}).sequence;
+    const SequenceId stays = e.open({}).sequence;
+    const Ticket ticket = must(m.begin_step());
+    must(m.append(goes, tokens(1, 6)));
+    must(m.append(stays, tokens(20, 6)));
+    must(m.plan());
+    must(how == 0 ? m.undo(goes) : how == 1 ? m.preempt(goes) : m.cancel(goes));
+    for (const Status& refused : {m.commit(ticket), m.finish(ticket)}) {
+      EXPECT_EQ(refused.code(), ErrorCode::kFailedPrecondition);
+      EXPECT_THAT(refused.message(), HasSubstr("with 1 sequence that was taken out since"));
+      EXPECT_THAT(refused.message(), HasSubstr("plan() again"));
+    }
+    must(m.plan());
+    must(m.finish(ticket));
+    EXPECT_EQ(e.info(stays).length, 6);
+    must(m.check_invariants());
+  }
+}
+
+// The same of a step that nothing is left of, and after one that was dropped or has no plan.
+TEST(Mistakes, WhoLeftAStepWithoutAPlanDoesNotMatter) {
+  Engine e({full_group(4, 16)});
+  KVCacheManager& m = e.manager;
+  const SequenceId s = e.open({}).sequence;
+  const Ticket dropped = must(m.begin_step());
+  must(m.append(s, tokens(1, 3)));
+  must(m.plan());
+  must(m.undo(s));
+  EXPECT_EQ(m.commit(dropped).code(), ErrorCode::kFailedPrecondition);
+  must(m.drop(dropped));
+  const Ticket unplanned = must(m.begin_step());
+  must(m.append(s, tokens(1, 3)));
+  must(m.undo(s));
+  must(m.finish(unplanned));
+  must(m.check_invariants());
 }
 
 TEST(Mistakes, AStepWithoutAnyPlanIsTheEnginesAffair) {

@@ -82,8 +82,8 @@ TEST(Promise, HoldsIfAnotherFindsTheTailThatADraftWasAppendedTo) {
     if (e.usage().free > 0) e.feed(greedy, tokens(900, 4 * e.usage().free));
   }
   must(e.manager.accept(s, 0));
-  e.feed(s, tokens(60, 2));
-  e.feed(s, tokens(62, 2));
+  EXPECT_EQ(e.info(s).reserved_tokens, 6);
+  for (const std::int32_t token : {60, 62, 64}) e.feed(s, tokens(token, 2));
   EXPECT_EQ(e.info(s).reserved_tokens, 0);
   must(e.manager.check_invariants());
 }

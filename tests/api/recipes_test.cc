@@ -297,6 +297,69 @@ TEST(Recipes, DraftsAreAcceptedAsFarAsTheyAreRight) {
   EXPECT_GT(accepted_tokens, 20u);
 }
 
+TEST(Recipes, DraftsGoOnBehindDraftsInFlight) {
+  Engine e({full_group(4, 64), window_group(4, 64, 9)}, {.max_steps_in_flight = 2});
+  KVCacheManager& cache = e.manager;
+  Tokens text = tokens(1, 10);   // what is known
+  Tokens ahead = tokens(1, 10);  // what the sequence has said, guesses among it
+  const SequenceId s = e.say(text);
+  text.push_back(next_token(text));
+  struct Row {
+    Ticket ticket;
+    std::int32_t rewinds;
+    std::size_t begin;
+    std::size_t known;
+    Tokens input;
+  };
+  std::deque<Row> flight;
+  const auto guess = [](const Tokens& before) {
+    return before.size() % 9 == 0 ? 7 : next_token(before);  // a draft model errs
+  };
+  const auto launch = [&] {
+    // shown: drafts ahead
+    const Ticket ticket = must(cache.begin_step());
+    const std::size_t begin = ahead.size();
+    if (text.size() > begin) ahead = text;  // known by now; the rest is guessed
+    const std::size_t known = ahead.size() - begin;
+    while (ahead.size() < begin + 4) ahead.push_back(guess(ahead));
+    const Tokens input(ahead.begin() + static_cast<std::ptrdiff_t>(begin), ahead.end());
+    must(cache.append(s, input, {.draft = static_cast<std::int32_t>(input.size() - known)}));
+    flight.push_back({ticket, must(cache.plan())->rewinds[0], begin, known, input});
+    must(cache.commit(ticket));  // enqueued behind the step before
+    // shown end
+  };
+  int void_rows = 0;
+  const auto retire = [&] {
+    // shown: drafts ahead results
+    const Row row = flight.front();  // the device has said what follows each input
+    flight.pop_front();
+    must(cache.complete(row.ticket));
+    if (must(cache.info(s)).rewinds != row.rewinds) {  // a guess in front of it was wrong
+      ++void_rows;
+      return;
+    }
+    std::size_t right = 0;
+    while (right < row.input.size() && row.input[right] == text[row.begin + right]) {
+      ++right;
+      if (text.size() == row.begin + right) text.push_back(next_token(text));
+    }
+    must(cache.accept(s, static_cast<std::int32_t>(right - row.known)));
+    if (right < row.input.size()) ahead.resize(row.begin + right);
+    // shown end
+    ASSERT_EQ(e.info(s).length, static_cast<std::int32_t>(ahead.size()));
+  };
+  launch();
+  while (text.size() < 80) {
+    launch();
+    retire();
+  }
+  while (!flight.empty()) retire();
+  EXPECT_EQ(text, completed(tokens(1, 10), text.size()));
+  EXPECT_GT(void_rows, 4);
+  EXPECT_EQ(e.info(s).accepted_length, e.info(s).length);
+  must(e.manager.check_invariants());
+}
+
 TEST(Recipes, TwoStepsInFlightTellOldResultsFromNewOnes) {
   Engine e({full_group(4, 64)}, {.max_steps_in_flight = 2});
   KVCacheManager& cache = e.manager;

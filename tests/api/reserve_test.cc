@@ -164,7 +164,7 @@ TEST(Reserve, TheBlockOfARejectedDraftStaysWithThePromise) {
   must(e.manager.commit(step));
   EXPECT_EQ(e.usage().reserved, 0);
   must(e.manager.accept(s, 0));  // the step is in flight, and no other sequence gets its block
-  EXPECT_EQ(e.info(s).reserved_tokens, 1);
+  EXPECT_EQ(e.info(s).reserved_tokens, 2);
   EXPECT_EQ(e.usage().reserved, 1);
   EXPECT_EQ(e.usage().retiring, 0);
   must(e.manager.complete(e.launch(s, tokens(5, 1))));
@@ -510,19 +510,21 @@ TEST(Reserve, WhatACutSequenceDoesNotNeedIsForOthers) {
   must(e.manager.check_invariants());
 }
 
-TEST(Reserve, WhatARejectedDraftDoesNotNeedIsForOthers) {
-  Engine e({full_group(4, 3)});
+TEST(Reserve, ARejectedDraftUsesNothingUp) {
+  Engine e({full_group(4, 4)});
   const SequenceId s = e.open({}).sequence;
   e.feed(s, {1, 2});
   must(e.manager.reserve(s, 7));  // up to 9 tokens: two blocks more
   EXPECT_EQ(e.usage().reserved, 2);
   e.feed(s, {3, 4, 5}, 3);  // 4 promised tokens are left, behind 5
   EXPECT_EQ(e.usage().reserved, 1);
-  must(e.manager.accept(s, 0));  // behind 2
-  EXPECT_EQ(e.usage().reserved, 1);
+  must(e.manager.accept(s, 0));  // 7 again, behind 2
+  EXPECT_EQ(e.info(s).reserved_tokens, 7);
+  EXPECT_EQ(e.usage().reserved, 2);
   const SequenceId other = e.open({}).sequence;
   e.feed(other, {9});
   e.feed(s, {3, 4, 5, 6});
+  e.feed(s, {7, 8, 9});
   must(e.manager.check_invariants());
 }
 

@@ -634,6 +634,7 @@ TEST(Step, UndoneSequencesLeaveThePlanInAppendOrder) {
   }
   EXPECT_EQ(planned(), (std::vector{all[3], all[4], all[6], all[7], all[2], all[1]}));
   must(e.manager.preempt(all[4]));
+  must(e.manager.plan());
   must(e.manager.finish(t));
   must(e.manager.check_invariants());
   EXPECT_EQ(e.info(all[1]).length, 2);

@@ -106,6 +106,7 @@ const std::vector<Operation>& operations() {
       made.push_back({Kind::kLaunch, who, 0b1001, 2});
       made.push_back({Kind::kAccept, who, 0, 0});
       made.push_back({Kind::kAccept, who, 1, 0});
+      made.push_back({Kind::kAccept, who, 2, 0});
       made.push_back({Kind::kAdopt, who, 0, 0});
       made.push_back({Kind::kAppendUnnamed, who, 0b10, 0});
       made.push_back({Kind::kAppendUnnamed, who, 0b101, 0});
@@ -196,6 +197,17 @@ void World::cut(ShadowSequence& sequence, std::int32_t n) {
   sequence.announced = kEmpty;
   sequence.tokens = first_of(sequence.tokens, n);
   sequence.accepted = std::min(sequence.accepted, n);
+  sequence.spent_begin = std::min(sequence.spent_begin, n);
+  sequence.spent_end = std::min(sequence.spent_end, n);
+  while (sequence.num_drafts > 0) {
+    auto& last = sequence.drafts.at(static_cast<std::size_t>(sequence.num_drafts - 1));
+    const bool is_first = sequence.num_drafts == 1;
+    const std::int32_t begin = is_first ? 0 : sequence.drafts[0].end;
+    last.draft = std::max(0, last.draft - std::max(0, last.end - n));
+    last.end = std::min(last.end, n);
+    if (last.end > begin && (last.draft > 0 || !is_first)) break;
+    --sequence.num_drafts;
+  }
   if (n == 0) sequence.adopted = false;
   if (sequence.lost_from >= n) sequence.lost_from = kNever;
   for (std::int32_t i = n; i < kMaxTokens; ++i) sequence.unnamed[static_cast<std::size_t>(i)] = 0;
@@ -213,6 +225,7 @@ void World::end_entry(ShadowSequence& sequence) {
   if (!sequence.in_step) return;
   sequence.tokens = sequence.before;
   sequence.promised = sequence.promised_before;
+  sequence.spent_end = sequence.spent_end_before;
   for (std::int32_t i = length_of(sequence.before); i < kMaxTokens; ++i) {
     sequence.unnamed[static_cast<std::size_t>(i)] = 0;
   }
@@ -364,6 +377,8 @@ Outcome World::append(const Operation& op, std::string& broken) {
   s.before = s.tokens;
   s.draft = op.b;
   s.promised_before = s.promised;
+  s.spent_end_before = s.spent_end;
+  if (s.promised > 0) s.spent_end = length + std::min(s.promised, count);
   s.promised -= std::min(s.promised, count);
   for (std::int32_t i = 0; i < count; ++i) {
     s.tokens = static_cast<Prefix>(s.tokens << 1 | token_of(more, i));
@@ -448,8 +463,12 @@ Outcome World::commit(std::string& broken) {
   }
   if (!manager_.commit(Ticket(step.ticket)).ok()) return Outcome::kRefused;
   for (ShadowSequence& s : shadow_.sequences) {
-    if (s.in_step) s.accepted = length_of(s.tokens) - s.draft;
+    if (!s.in_step) continue;
     s.in_step = false;
+    const std::int32_t length = length_of(s.tokens);
+    if (s.num_drafts == 0) s.accepted = length - s.draft;
+    if (s.num_drafts == 0 && s.draft == 0) continue;
+    s.drafts.at(static_cast<std::size_t>(s.num_drafts++)) = {length, s.draft};
   }
   shadow_.open_ticket = 0;
   shadow_.in_flight.at(static_cast<std::size_t>(shadow_.num_in_flight++)) = step;
@@ -554,7 +573,7 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       if (!child) return Outcome::kRefused;
       other = s;
       other.id = *child;
-      other.promised = 0;
+      other.promised = other.spent_begin = other.spent_end = 0;
       other.certain = false;
       other.announced = kEmpty;
       break;
@@ -619,12 +638,9 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       if (done == Outcome::kDone) end_entry(s);
       break;
     case Kind::kAccept: {
-      const std::int32_t kept = s.accepted + op.a;
-      if (s.in_step || s.accepted == length || kept > length) return Outcome::kSkipped;
+      if (s.in_step || s.num_drafts == 0 || op.a > s.drafts[0].draft) return Outcome::kSkipped;
       done = outcome(manager_.accept(s.id, op.a));
-      if (done != Outcome::kDone) break;
-      if (kept < length) cut(s, kept);
-      s.accepted = kept;
+      if (done == Outcome::kDone) accept(s, op.a);
       break;
     }
     case Kind::kAdopt:
@@ -666,6 +682,22 @@ Outcome World::apply(const Operation& op, std::string& broken) {
   return done;
 }
 
+void World::accept(ShadowSequence& s, std::int32_t count) {
+  if (count == s.drafts[0].draft) {
+    // What has no guesses stands with what is before it.
+    const bool all = s.num_drafts == 1 || s.drafts[1].draft == 0;
+    s.drafts[0] = s.drafts[1];
+    s.num_drafts = all ? 0 : 1;
+    s.accepted = all ? length_of(s.tokens) : s.drafts[0].end - s.drafts[0].draft;
+    return;
+  }
+  const std::int32_t kept = s.accepted + count;
+  s.promised += std::max(0, s.spent_end - std::max(s.spent_begin, kept));
+  cut(s, kept);
+  s.num_drafts = 0;
+  s.accepted = kept;
+}
+
 void World::settle_pin() {
   if (StateReader::has_pin(manager_)) return;
   shadow_.pin = {};
@@ -674,7 +706,8 @@ void World::settle_pin() {
 
 bool World::has_promises() const {
   return std::any_of(shadow_.sequences.begin(), shadow_.sequences.end(), [](const auto& s) {
-    return s.id.valid() && (s.promised > 0 || (s.in_step && s.promised_before > 0));
+    return s.id.valid() && (s.promised > 0 || (s.in_step && s.promised_before > 0) ||
+                            s.spent_end > std::max(s.spent_begin, s.accepted));
   });
 }
 
@@ -682,6 +715,7 @@ Outcome World::reserve(ShadowSequence& s, std::int32_t tokens) {
   if (s.in_step || (tokens == 0 && s.promised == 0)) return Outcome::kSkipped;
   if (!manager_.reserve(s.id, tokens).ok()) return Outcome::kRefused;
   s.promised = tokens;
+  s.spent_begin = s.spent_end = length_of(s.tokens);
   s.certain = true;
   return Outcome::kDone;
 }
@@ -739,6 +773,10 @@ void World::check_sequence(const ShadowSequence& s, std::string& broken) const {
   if (info->accepted_length != s.accepted) {
     return add(broken, "accepted length " + std::to_string(info->accepted_length) + " instead of " +
                            std::to_string(s.accepted));
+  }
+  if (info->reserved_tokens != s.promised) {
+    return add(broken, "promises " + std::to_string(info->reserved_tokens) + " tokens instead of " +
+                           std::to_string(s.promised));
   }
   const auto table = *manager_.block_table(s.id, GroupId(0));
   const std::int32_t committed = length_of(s.in_step ? s.before : s.tokens);

@@ -77,8 +77,16 @@ std::string show(const Operation& operation);
 
 struct ShadowSequence {
   SequenceId id;
-  Prefix tokens = kEmpty;              // those of the open step included
-  std::int32_t accepted = 0;           // the tokens behind are a draft, or in the open step
+  Prefix tokens = kEmpty;     // those of the open step included
+  std::int32_t accepted = 0;  // those behind are not decided, or in the open step
+  // Appends that accept() has yet to decide on: where each ends, and how many of its last tokens
+  // are guesses.
+  struct Undecided {
+    std::int32_t end = 0;
+    std::int32_t draft = 0;
+  };
+  std::array<Undecided, 2> drafts{};
+  std::int32_t num_drafts = 0;
   std::int32_t inexact_from = kNever;  // tokens from here on were computed after a trim
   std::array<std::uint64_t, kMaxTokens> unnamed{};  // per position the ticket, or 0
 
@@ -87,6 +95,9 @@ struct ShadowSequence {
   bool adopted = false;       // nothing of it is findable
   bool forgotten = false;     // its path was: it publishes no more
   std::int32_t promised = 0;  // tokens of reserve()
+  // Positions of the tokens that used some of it up.
+  std::int32_t spent_begin = 0;
+  std::int32_t spent_end = 0;
   bool certain = false;       // and nothing has happened that may need more blocks than that
   Prefix announced = kEmpty;  // of the prompt; empty: nothing
   std::int32_t opened = 0;    // counts those that were opened
@@ -94,6 +105,7 @@ struct ShadowSequence {
   // In the open step.
   bool in_step = false;
   std::int32_t promised_before = 0;
+  std::int32_t spent_end_before = 0;
   Prefix before = kEmpty;
   std::int32_t draft = 0;
 };
@@ -143,6 +155,7 @@ class World {
   Outcome fail(std::int32_t which);
   Outcome reserve(ShadowSequence& sequence, std::int32_t tokens);
   Outcome forget(const Operation& operation, std::string& broken);
+  void accept(ShadowSequence& sequence, std::int32_t count);
   void settle_pin();
   [[nodiscard]] bool has_promises() const;
   void end_entry(ShadowSequence& sequence);

@@ -34,12 +34,12 @@ constexpr std::uint64_t kFirstOfTransfers = 20;
 constexpr int kNumMixed = static_cast<int>(Family::kTransfers);
 
 constexpr std::array<std::uint64_t, 22> kDigests = {
-    0x1916ce127bb3bbf8u, 0x680f7090202c4689u, 0x3fc2cd25b7003decu, 0xf0547b8eb79800dfu,
-    0x9754bbf82a67701eu, 0xaeff3b00c9d0adaeu, 0x01b4f4e40e300192u, 0x0e2102d42e5dc296u,
-    0x81f174e551012848u, 0x6994cbcb9cf77aceu, 0x1b78d000d7b767dbu, 0x08a1d508c1c4a97eu,
-    0xf4e40e22cbf9b425u, 0x5bfc4f3528681a87u, 0xcaf7422b51775778u, 0x88d4552c165280a3u,
-    0x1e186e7026b00259u, 0x081b33ce60ee39d0u, 0xf66d98632c185563u, 0xe9f576f15bbed851u,
-    0x488e9bd4a01de62du, 0xf4532cc8cfa55282u,
+    0xe92351c029fe8257u, 0xc1db4805054e0682u, 0xbb86fda46282313fu, 0xb13f0e9b1d10a569u,
+    0xdf9e48acb4dc9671u, 0x9c8148a4f2fa263cu, 0x29597f1e9e6cb4e7u, 0x72c0d873a745ae12u,
+    0xc3a36406b524fe7bu, 0x7bef52dcd9ce38f5u, 0x72ae2edefce41737u, 0x5f86c01c08831101u,
+    0x7c4e3a92d4a538f9u, 0xf295e58d166a2eb7u, 0x4d93b9dcadbeece7u, 0xa02ad3d3cf9ed92eu,
+    0x675681792bae52f5u, 0x050a4b928f901043u, 0x522d015e166cccc1u, 0x5eb2fc02e7b06eb6u,
+    0x488e9bd4a01de62du, 0xc192703385b739afu,
 };
 
 // Each has runs of every family, those of transfers apart.

@@ -174,7 +174,7 @@ void add_rewinds(Config& config, std::uint64_t seed) {
 
 void draw_more(Config& config, std::uint64_t seed) {
   Rng rng(seed ^ 0x7e1e25ull);
-  config.batches = config.mistakes = config.chunks = true;
+  config.batches = config.mistakes = config.chunks = config.drafts_ahead = true;
   add_rewinds(config, seed);
   config.options.copies_by_host = seed % 3 == 0;
   Rng of_announcements(seed ^ 0xa220cull);
@@ -262,6 +262,9 @@ void Coverage::add(const Coverage& other) {
   promises_kept += other.promises_kept;
   shapes_compared += other.shapes_compared;
   chunks_admitted += other.chunks_admitted;
+  behind_drafts += other.behind_drafts;
+  void_rows += other.void_rows;
+  promised_again += other.promised_again;
   taken_back += other.taken_back;
   prompts_admitted += other.prompts_admitted;
   loads += other.loads;
@@ -316,7 +319,9 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.promises_kept) + " appends within one), " +
          std::to_string(c.chunks_admitted) + " admissions by chunks, " +
          std::to_string(c.shapes_compared) + " plans of fixed shapes, " +
-         std::to_string(c.taken_back) + " blocks taken back, " +
+         std::to_string(c.behind_drafts) + " appends behind drafts (" +
+         std::to_string(c.void_rows) + " of them void), " + std::to_string(c.promised_again) +
+         " drafts promised again, " + std::to_string(c.taken_back) + " blocks taken back, " +
          std::to_string(c.prompts_admitted) + " prompts admitted, " + std::to_string(c.loads) +
          " loads (" + std::to_string(c.loads_that_stand) + " stand, " +
          std::to_string(c.loads_forgotten) + " forgotten), " + std::to_string(c.holds) +

@@ -83,6 +83,7 @@ struct Config {
   bool chunks = false;        // each open() is asked for by chunks, too
   bool announces = false;     // sequences say what they are going to append
   bool shapes = false;        // plans of fixed shapes are compared with plain ones
+  bool drafts_ahead = false;  // they append behind drafts that are not decided
 };
 Config make_config(Family family, std::uint64_t seed);
 // Beyond what make_config() draws, whose digests stay: batches, and with every second seed loads,
@@ -140,6 +141,9 @@ struct Coverage {
   std::uint64_t promises_kept = 0;       // appends within a promise
   std::uint64_t shapes_compared = 0;     // plans of fixed shapes, with plain ones
   std::uint64_t chunks_admitted = 0;     // admissions by chunks, asked of copies too
+  std::uint64_t behind_drafts = 0;       // appends behind drafts that were not decided
+  std::uint64_t void_rows = 0;           // accept() below the draft with appends behind it
+  std::uint64_t promised_again = 0;      // accept() below the draft within a promise
   std::uint64_t taken_back = 0;          // blocks that a window had let go of and truncate() took
   std::uint64_t prompts_admitted = 0;
   std::uint64_t loads = 0;
@@ -338,6 +342,8 @@ class Harness {
   void run_copies_first(Rng& rng, bool finishes);
   // What the checks behind an operation ask of it, and of it alone.
   void begin_operation();
+  [[nodiscard]] bool waits_for_accept(const Seq& seq) const;
+  [[nodiscard]] bool is_held_back(const Seq& seq) const;
   [[nodiscard]] Codes append_errors(const Seq& seq, int count, bool named, Codes& tolerated) const;
   // `usage`: of the shortage's group, when the call was made.
   void check_shortage(const Shortage& shortage, const Seq& seq, int count,
@@ -387,7 +393,7 @@ class Harness {
   void admit_together(Rng& rng);
   void reserve(Rng& rng);
   [[nodiscard]] bool has_promises() const {
-    const auto has = [](const Seq& seq) { return seq.promised > 0; };
+    const auto has = [](const Seq& seq) { return seq.has_promise(); };
     return std::any_of(seqs_.begin(), seqs_.end(), [&](const SeqPtr& s) { return has(*s); }) ||
            std::any_of(members_.begin(), members_.end(),
                        [&](const Member& m) { return has(m.model_before); });  // undo() restores it

@@ -174,6 +174,7 @@ void Harness::run(std::uint64_t op_seed) {
     if (op == kAppendUnnamed && config_.unnamed) op = kAppendUnnamedEach;
     if (op == kSetTokens) op = kSetTokensEach;
   }
+  if (config_.drafts_ahead && op == kAccept && rng.chance(50)) op = open_step_ ? kAppend : kBegin;
   if (config_.tier && !loads_.empty() && rng.chance(2)) op = kForget;
   if (config_.tier && op == kHold && rng.chance(60)) op = kRelease;
   switch (op) {

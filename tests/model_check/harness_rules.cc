@@ -180,7 +180,10 @@ void Harness::apply_commit() {
     expected_.tokens_committed += static_cast<std::uint64_t>(seq.length() - seq.committed);
     seq.committed = seq.length();
     seq.last_step = seq.row_ticket = step.ticket;
-    seq.accepted = seq.committed - seq.open_draft;
+    const bool behind_drafts = !seq.drafts.empty();
+    if (!behind_drafts) seq.accepted = seq.committed - seq.open_draft;
+    if (behind_drafts || seq.open_draft > 0) seq.drafts.push_back({seq.committed, seq.open_draft});
+    if (behind_drafts) ++coverage_.behind_drafts;
     seq.open_draft = 0;
     seq.in_step = seq.fresh = false;
     seq.windows_moved = true;
@@ -231,7 +234,7 @@ void Harness::apply_complete(std::uint64_t ticket) {
 // holds nothing valid.
 void Harness::forget_overwritten(const SeqPtr& seq) {
   const bool had_promise = std::any_of(members_.begin(), members_.end(), [&](const Member& m) {
-    return m.seq == seq && m.model_before.promised > 0;
+    return m.seq == seq && m.model_before.has_promise();
   });
   std::size_t token = 0;
   for (const StepWork::Row& row : open_step_->rows) {

@@ -198,8 +198,15 @@ struct Seq {
   std::vector<int> nodes;              // content of each position
   std::vector<std::uint64_t> tickets;  // step that computed each position; 0: found
   int committed = 0;
-  int accepted = 0;  // committed - accepted = draft tokens that wait for accept()
+  int accepted = 0;
   int open_draft = 0;
+  // Appends that accept() has yet to decide on, the oldest first: where each ends, and how many of
+  // its last tokens are guesses.
+  struct Undecided {
+    int end;
+    int draft;
+  };
+  std::vector<Undecided> drafts;
   bool in_step = false;
   bool fresh = true;             // opened, not appended to
   bool windows_moved = false;    // committed or accepted once
@@ -211,6 +218,7 @@ struct Seq {
   // reserve(): tokens that are still promised, and at most in a step. Not certain after what may
   // need blocks that the promise does not have.
   int promised = 0;
+  std::vector<char> of_promise;  // by position: 1, the token used one up
   int most_per_step = 0;
   bool certain = false;
   bool adopted = false;  // its first tokens came as blocks: nothing of it is findable
@@ -242,7 +250,17 @@ struct Seq {
   bool maybe_silent = false;
 
   [[nodiscard]] int length() const { return isize(tokens); }
-  [[nodiscard]] int draft() const { return committed - accepted; }
+  [[nodiscard]] int undecided() const { return committed - accepted; }
+  // Guesses that accept() decides on next.
+  [[nodiscard]] int next_draft() const { return drafts.empty() ? 0 : drafts.front().draft; }
+  // Tokens of the promise that went to positions from n on.
+  [[nodiscard]] int spent_behind(int n) const {
+    int count = 0;
+    for (int p = n; p < isize(of_promise); ++p) count += of_promise[static_cast<std::size_t>(p)];
+    return count;
+  }
+  // There is a promise: something is left of it, or may come back with a draft that is rejected.
+  [[nodiscard]] bool has_promise() const { return promised > 0 || spent_behind(accepted) > 0; }
   // `count` tokens more are too many.
   [[nodiscard]] bool is_full_for(int count) const {
     return max_tokens > 0 && count > max_tokens - length();
@@ -303,8 +321,18 @@ struct Seq {
     named.resize(keep);
     nodes.resize(keep);
     tickets.resize(keep);
+    if (of_promise.size() > keep) of_promise.resize(keep);
     committed = std::min(committed, n);
     accepted = std::min(accepted, n);
+    // An append that loses its last guesses is decided, unless it stands behind others.
+    while (!drafts.empty() && drafts.back().end > n) {
+      Undecided& last = drafts.back();
+      const int begin = drafts.size() > 1 ? drafts[drafts.size() - 2].end : 0;
+      last.draft = std::max(0, last.draft - (last.end - n));
+      last.end = n;
+      if (n > begin && (last.draft > 0 || drafts.size() > 1)) break;
+      drafts.pop_back();
+    }
     if (n < stands) stands = -1;
     // The hole is gone when nothing behind it is left.
     if (n <= sinks || first_kept <= sinks) sinks = first_kept = 0;

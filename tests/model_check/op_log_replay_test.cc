@@ -44,6 +44,7 @@ std::uint64_t env(const char* name, std::uint64_t fallback) {
 // A run of the family, recorded. Returns the hash of the state it ends in.
 std::uint64_t record(Family family, std::uint64_t seed, int operations, Memory& log_bytes) {
   Config config = make_config(family, seed);
+  config.drafts_ahead = true;
   config.copies = false;  // the first manager stays the one that is called
   Harness harness(config);
   OpLog log(log_bytes);

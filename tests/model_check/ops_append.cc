@@ -9,13 +9,20 @@ namespace kvfolio::model_check {
 
 void Harness::append(Rng& rng, bool named) {
   SeqPtr seq = any_seq(rng);
-  for (int i = 0; seq && i < 5 && (seq->in_step || seq->draft() > 0); ++i) seq = any_seq(rng);
+  for (int i = 0; seq && i < 5 && (seq->in_step || seq->undecided() > 0); ++i) seq = any_seq(rng);
   if (!seq) return;
+  if (config_.drafts_ahead && rng.chance(60)) {
+    std::vector<SeqPtr> undecided;
+    std::copy_if(seqs_.begin(), seqs_.end(), std::back_inserter(undecided),
+                 [](const SeqPtr& each) { return !each->in_step && each->undecided() > 0; });
+    if (!undecided.empty()) seq = rng.pick(undecided);
+  }
   const int rest = isize(seq->prompt.tokens) - seq->length();
   int count = rest > 0 && rng.chance(60) ? rest : rng.between(1, rng.chance(20) ? 9 : 3);
   count = std::min(count, config_.max_length + 4 - seq->length());
   if (count <= 0) return;
-  const int draft = config_.drafts && rng.chance(15) ? rng.between(1, count) : 0;
+  const int guesses = config_.drafts_ahead ? 35 : 15;
+  const int draft = config_.drafts && rng.chance(guesses) ? rng.between(1, count) : 0;
   if (config_.mistakes && named && seq->length() > 0 && seq->stands == seq->length() &&
       2 * isize(seq->known_prompt) + 2 <= config_.max_length && rng.chance(15)) {
     // One token of it may be another one: then it is not the prompt.
@@ -71,7 +78,7 @@ void Harness::check_shortage(const Shortage& shortage, const Seq& seq, int count
                     isize(seq.tables[static_cast<std::size_t>(shortage.group)]);
   KVFOLIO_REQUIRE(shortage.needed > shortage.free + shortage.evictable,
                   "needed > free + evictable");
-  const int ready = seq.promised > 0 ? usage.reserved : 0;  // not more lie ready for the sequence
+  const int ready = seq.has_promise() ? usage.reserved : 0;  // not more lie ready for the sequence
   KVFOLIO_REQUIRE(shortage.needed >= fresh - ready && shortage.needed <= fresh + 1,
                   "needed is the new blocks and at most one copy, " + std::to_string(fresh) +
                       ", but for those that lie ready");
@@ -90,11 +97,22 @@ void Harness::check_full(const Status& status, const Seq& seq) {
   KVFOLIO_REQUIRE(status.message().find(full) != std::string::npos, "the error says " + full);
 }
 
+// accept() has to decide on something before the sequence may grow.
+bool Harness::waits_for_accept(const Seq& seq) const {
+  return !seq.drafts.empty() && (!in_order() || !config_.drafts_ahead ||
+                                 isize(seq.drafts) >= config_.options.max_steps_in_flight);
+}
+
+// Without Config::drafts_ahead nothing asks for what was refused before that was drawn.
+bool Harness::is_held_back(const Seq& seq) const {
+  return !config_.drafts_ahead && !seq.drafts.empty();
+}
+
 // What an append of `count` tokens deserves now, but for a shortage.
 Harness::Codes Harness::append_errors(const Seq& seq, int count, bool named,
                                       Codes& tolerated) const {
   Codes errors;
-  if (!open_step_ || seq.in_step || seq.draft() > 0 || waits_for_load(seq)) {
+  if (!open_step_ || seq.in_step || waits_for_accept(seq) || waits_for_load(seq)) {
     errors.insert(kMoment);
   }
   if (!in_order() && waits_for(seq) != 0) errors.insert(kMoment);
@@ -151,15 +169,19 @@ void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& 
   const bool as_prompted =
       !waits_for_last_token(*seq) || (named && tokens.front() == seq->prompt.tokens.back());
   std::optional<Status> predicted;
-  if (open_step_ && !skip_questions_ && as_prompted) predicted = manager_->admit(seq->id, count);
+  if (open_step_ && !skip_questions_ && as_prompted && !is_held_back(*seq)) {
+    predicted = manager_->admit(seq->id, count);
+  }
   if (errors.empty()) tolerated.insert(kNoBlocks);
 
   // One token may go in as a batch of one: that draws nothing, so that digests stay.
-  const bool in_batch =
-      count == 1 && draft == 0 && (last_ticket_ + static_cast<std::uint64_t>(seq->number)) % 2 == 0;
+  const bool in_batch = !is_held_back(*seq) && count == 1 && draft == 0 &&
+                        (last_ticket_ + static_cast<std::uint64_t>(seq->number)) % 2 == 0;
   std::int32_t joined = -1;
   Status status;
-  if (in_batch) {
+  if (is_held_back(*seq)) {
+    status = Status(kMoment, "accept() comes first");
+  } else if (in_batch) {
     status = named ? manager_->append_each({&seq->id, 1}, tokens, &joined)
                    : manager_->append_unnamed_each({&seq->id, 1}, &joined);
     KVFOLIO_REQUIRE(joined == (status.ok() ? 1 : 0), "append_each says how many joined");
@@ -167,8 +189,8 @@ void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& 
     status = named ? manager_->append(seq->id, tokens, {.draft = draft})
                    : manager_->append_unnamed(seq->id, count, {.draft = draft});
   }
-  const bool is_promised =
-      seq->certain && count <= seq->promised && count <= seq->most_per_step && errors.empty();
+  const bool is_promised = seq->certain && count <= seq->promised &&
+                           count + seq->undecided() <= seq->most_per_step && errors.empty();
   if (is_promised) {
     KVFOLIO_REQUIRE(status.code() != kNoBlocks,
                     "within a promise no append is short: " + status.message());
@@ -215,9 +237,12 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
   follow_announcement(*seq, begin, named, draft);
   seq->in_step = seq->used = true;
   seq->maybe_whole = false;
-  const bool had_promise = seq->promised > 0;
-  if (isize(tokens) > seq->most_per_step) seq->certain = false;
-  seq->promised -= std::min(seq->promised, isize(tokens));
+  const bool had_promise = members_.back().model_before.has_promise();
+  if (seq->length() - seq->accepted > seq->most_per_step) seq->certain = false;
+  const int spent = std::min(seq->promised, isize(tokens));
+  seq->of_promise.resize(static_cast<std::size_t>(begin), 0);
+  seq->of_promise.resize(static_cast<std::size_t>(begin + spent), 1);
+  seq->promised -= spent;
   use(*seq);
   const SeqState now = state_of(*seq);
   for (int g = 0; g < num_groups(); ++g) {

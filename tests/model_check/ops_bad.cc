@@ -161,10 +161,14 @@ void Harness::bad_argument(Rng& rng) {
   const std::vector<std::int32_t> good = {0, 1};
   const std::vector<std::int32_t> negative = {0, -1};
   const SequenceId id = seq ? seq->id : SequenceId();
+  if (seq && call <= 6 && is_held_back(*seq)) {
+    expect(Status(kMoment, "accept() comes first"), {kMoment});
+    return;
+  }
   // Calls whose moment may be wrong as well.
   Codes errors = {kInvalid};
-  if (!open_step_ ||
-      (seq && (seq->in_step || seq->draft() > 0 || waits_for(*seq) != 0 || waits_for_load(*seq)))) {
+  if (!open_step_ || (seq && (seq->in_step || seq->undecided() > 0 || waits_for(*seq) != 0 ||
+                              waits_for_load(*seq)))) {
     errors.insert(kMoment);
   }
   if (!in_order()) errors.insert(kMoment);

@@ -106,8 +106,8 @@ void Harness::append_each(Rng& rng, bool named) {
       continue;
     }
     if (errors.empty()) tolerated.insert(kNoBlocks);
-    const bool is_promised =
-        seq && seq->certain && seq->promised >= 1 && seq->most_per_step >= 1 && errors.empty();
+    const bool is_promised = seq && seq->certain && seq->promised >= 1 &&
+                             seq->most_per_step >= 1 + seq->undecided() && errors.empty();
     KVFOLIO_REQUIRE(!is_promised || status.code() != kNoBlocks,
                     "within a promise no append is short: " + status.message());
     KVFOLIO_REQUIRE(!errors.empty() || tolerated.contains(status.code()),

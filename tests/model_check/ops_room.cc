@@ -92,7 +92,8 @@ void Harness::reserve(Rng& rng) {
   changed_ = true;
   ++coverage_.promises;
   seq->promised = tokens;
-  seq->most_per_step = most == 0 ? tokens : most;
+  seq->of_promise.clear();
+  seq->most_per_step = most == 0 ? tokens + seq->undecided() : most;
   seq->certain = true;
 }
 
@@ -100,8 +101,9 @@ void Harness::admit_together(Rng& rng) {
   if (!open_step_) return;
   std::vector<SeqPtr> able;
   for (const SeqPtr& seq : seqs_) {
-    if (!seq->in_step && seq->draft() == 0 && waits_for(*seq) == 0 && !waits_for_last_token(*seq) &&
-        !waits_for_load(*seq) && seq->length() < config_.max_length) {
+    if (!seq->in_step && seq->undecided() == 0 && waits_for(*seq) == 0 &&
+        !waits_for_last_token(*seq) && !waits_for_load(*seq) &&
+        seq->length() < config_.max_length) {
       able.push_back(seq);
     }
   }

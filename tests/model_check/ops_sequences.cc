@@ -109,7 +109,7 @@ void Harness::fork(Rng& rng) {
        text_of(OpenOptions{.caller_id = options.caller_id, .priority = options.priority}));
   Codes errors;
   Codes tolerated;
-  if (parent->in_step || parent->draft() > 0) errors.insert(kMoment);
+  if (parent->in_step || parent->undecided() > 0) errors.insert(kMoment);
   add_slot_errors(errors, tolerated);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   if (is_taken(options.caller_id)) errors.insert(kInvalid);
@@ -124,6 +124,7 @@ void Harness::fork(Rng& rng) {
   child->priority = options.priority;
   child->use_count = 0;
   child->promised = 0;
+  child->of_promise.clear();
   child->rewinds = 0;
   child->certain = false;
   child->row_ticket = 0;
@@ -234,7 +235,7 @@ void Harness::trim(Rng& rng) {
   Codes errors;
   Codes tolerated;
   if (seq->in_step || waits_for_load(*seq)) errors.insert(kMoment);
-  if (seq->draft() > 0) tolerated.insert(kMoment);
+  if (seq->undecided() > 0) tolerated.insert(kMoment);
   const Result<std::int32_t> dropped =
       manager_->trim(seq->id, {.num_sinks = sinks, .window = window});
   if (!expect(status_of(dropped), errors, tolerated)) return;
@@ -389,9 +390,9 @@ void Harness::end(const SeqPtr& seq, Rng& rng) {
 
 void Harness::accept(Rng& rng) {
   SeqPtr seq = any_seq(rng);
-  for (int i = 0; seq && i < 6 && seq->draft() == 0; ++i) seq = any_seq(rng);
+  for (int i = 0; seq && i < 6 && seq->undecided() == 0; ++i) seq = any_seq(rng);
   if (!seq) return;
-  const int draft = seq->draft();
+  const int draft = seq->next_draft();
   const int n = rng.chance(5) ? draft + 1 : rng.between(0, draft);
   note("accept " + name_of(*seq) + " " + std::to_string(n));
   Codes errors;
@@ -407,8 +408,20 @@ void Harness::accept(Rng& rng) {
   if (n < draft && seq->accepted + n < seq->prompt_end) seq->prompt_end = 0;
   if (n < draft) ++seq->rewinds;
   if (n < draft) seq->announced.clear();
-  seq->forget_from(seq->accepted + n);
-  seq->accepted = seq->committed;
+  if (n < draft) {
+    if (seq->drafts.size() > 1) ++coverage_.void_rows;
+    const int again = seq->spent_behind(seq->accepted + n);
+    if (again > 0) ++coverage_.promised_again;
+    seq->promised += again;
+    seq->forget_from(seq->accepted + n);
+    seq->drafts.clear();
+  } else if (draft > 0) {
+    // Appends without guesses stand with what is before them.
+    do seq->drafts.erase(seq->drafts.begin());
+    while (!seq->drafts.empty() && seq->drafts.front().draft == 0);
+  }
+  seq->accepted =
+      seq->drafts.empty() ? seq->committed : seq->drafts.front().end - seq->drafts.front().draft;
   seq->windows_moved = true;
   publish(*seq, seq->tables, false);
 }

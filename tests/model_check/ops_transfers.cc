@@ -23,7 +23,7 @@ Harness::Codes Harness::load_errors(const Seq& seq, int end, int prompt_size,
   const bool named = std::all_of(seq.named.begin(), seq.named.end(), [](char n) { return n == 1; });
   const bool exact =
       std::all_of(seq.nodes.begin(), seq.nodes.end(), [&](int node) { return trie_.exact(node); });
-  if (seq.in_step || seq.draft() > 0 || waits_for_load(seq) || seq.promised > 0 || !named ||
+  if (seq.in_step || seq.undecided() > 0 || waits_for_load(seq) || seq.promised > 0 || !named ||
       !exact || seq.adopted || seq.hole() != 0 || (!in_order() && waits_for(seq) != 0)) {
     errors.insert(kMoment);
   }

@@ -135,7 +135,8 @@ impl<'c> Step<'c> {
         self.append_draft(sequence, tokens, 0)
     }
 
-    /// The same; the last `draft` tokens are guesses: [`Manager::accept`] decides.
+    /// The same; the last `draft` tokens are guesses: [`Manager::accept`] decides. Behind undecided
+    /// drafts an append assumes that all of them stand.
     pub fn append_draft(&mut self, sequence: Sequence, tokens: &[i32], draft: i32) -> Result<()> {
         let (this, n) = (self.change(), tokens.len() as i64);
         call(|error| unsafe {
@@ -577,7 +578,9 @@ impl Manager {
         Ok(list)
     }
 
-    /// Ends a draft: keeps the first `num_accepted` draft tokens.
+    /// Decides on the drafts of the oldest append that has some: the first `num_accepted` of them
+    /// stand. If that is fewer than all, what was appended behind them is cut as well, and
+    /// `rewinds` of the sequence's info counts it: its rows in steps in flight are void then.
     pub fn accept(&mut self, sequence: Sequence, num_accepted: i32) -> Result<()> {
         call(|error| unsafe {
             sys::kvfolio_accept(self.raw.as_ptr(), sequence.0, num_accepted, error)
