@@ -93,12 +93,13 @@ class MixedEngine {
   }
 
   void run(int steps) {
-    for (int i = 0; i < steps; ++i) {
+    for (int i = 0; i < steps && goes_on(); ++i) {
       if (chance(20)) arrive();
       step();
     }
-    while (!waiting_.empty() || !running_.empty()) step();
-    while (!flight_.empty()) retire();
+    while (goes_on() && (!waiting_.empty() || !running_.empty())) step();
+    while (goes_on() && !flight_.empty()) retire();
+    if (!goes_on()) return;
     must(manager_.check_invariants());
     EXPECT_EQ(manager_.utilization(), 0);
   }
@@ -137,6 +138,7 @@ class MixedEngine {
   static ManagerOptions options() {
     return {.max_sequences = 16, .max_steps_in_flight = 2, .copies_by_host = true};
   }
+  static bool goes_on() { return !testing::Test::HasFailure(); }
   int below(int n) { return static_cast<int>(random_() % static_cast<std::uint64_t>(n)); }
   bool chance(int percent) { return below(100) < percent; }
 
