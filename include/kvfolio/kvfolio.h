@@ -1224,9 +1224,11 @@ KVFOLIO_C_API int64_t kvfolio_block_store_describe(const kvfolio_block_store* st
 //  - validate(): kvfolio_plan_layouts() refuses what it refuses.
 //  - unit_of(): the smallest block_size.
 //  - attention_batch(): kvfolio_attend() takes the arrays of a plan themselves.
-//  - dtype.h (f16_from_f32(), f32_from_f16(), bf16_from_f32(), f32_from_bf16(), quantize(),
-//    quantize_scale(), quantize_inverse(), dequantize(), dtype_bytes()): kvfolio_convert() converts
-//    rows, and kvfolio_append_rows() and kvfolio_gather() do it on the way.
+//  - dtype.h (f16_from_f32(), f32_from_f16(), bf16_from_f32(), f32_from_bf16(), e4m3_from_f32(),
+//    f32_from_e4m3(), quantize(), quantize_e4m3(), quantize_scale(), quantize_inverse(),
+//    dequantize(), dequantize_e4m3(), dtype_bytes(), has_scales(), fits_granule()):
+//    kvfolio_convert() converts rows, and kvfolio_append_rows() and kvfolio_gather() do it on the
+//    way.
 //  - KVFOLIO_VERSION and the other macros of version.h: #if asks KVFOLIO_ABI_VERSION, a program
 //    kvfolio_version().
 //  - openmp.h: its executor is three lines in a program that uses OpenMP.
@@ -1241,5 +1243,6 @@ KVFOLIO_C_API int64_t kvfolio_block_store_describe(const kvfolio_block_store* st
 //  - metrics.h: text of Prometheus, made of numbers that are here: kvfolio_get_counters(),
 //    kvfolio_usage(), kvfolio_bytes_used(). c_handles.h gives a program in C++ the manager.
 //  - c_handles.h: from these handles to C++.
+//  - cuda_device.h, cuda_memory.h, cuda_kernels.h: libkvfolio_cuda has an interface in C++ only.
 //  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

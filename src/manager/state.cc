@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
 // state_hash: one walk over all that a later answer depends on (state.h).
 
 #include "manager/state.h"

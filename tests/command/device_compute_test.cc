@@ -29,7 +29,7 @@ using cuda::FakeDriver;
 using testing::HasSubstr;
 
 constexpr int kImage = 0;
-constexpr cuda::KernelImage kImages[] = {{"moves", &kImage}, {"attend", &kImage}};
+constexpr cuda::KernelImage kImages[] = {{"moves", &kImage, 4}, {"attend", &kImage, 4}};
 
 // What an engine gave: of each sample its tokens and the logits that chose them.
 struct Answers {

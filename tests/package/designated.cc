@@ -35,7 +35,7 @@ void use_every_struct() {
   take(BorrowedLayer{.v = nullptr}, BorrowedGroup{.k_bytes = 1}, KVStrides{.block = 1},
        KVView{.num_layers = 1}, RowsView{.head_dim = 1});
   take(Load{.end = 1}, LoadBlock{.logical = 1}, Loadable{.end = 1}, FindableBlock{.end = 1},
-       BlockPrefix{.num_tokens = 1}, CopyRun{.bytes = 1});
+       BlockPrefix{.num_tokens = 1}, CopyRun{.bytes = 1}, CopyTicket{.number = 1});
   take(TierKey{.bytes = {}}, TierItem{.bytes = 1}, TierDone{.tag = 1}, Deadline{.at_us = 1},
        TierHealth{.failures = 1}, TierLimits{.data_alignment = 1}, HostArenaOptions{.bytes = 1},
        ArenaSlot{.index = 1}, ArenaStats{.pins = 1});
