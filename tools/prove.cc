@@ -514,7 +514,7 @@ class Prover {
   std::map<std::int32_t, Machine> machines_;  // by threads
 };
 
-Result<int> prove_or_error(ProveOptions options) {
+Result<int> prove_or_error(const ProveOptions& options) {
   if (options.tiers.host_bytes > 0) {
     return Status(ErrorCode::kInvalidArgument,
                   "--tier host:SIZE, allowed: disk:DIR,SIZE and redis:HOST:PORT[,HOST:PORT]; host "

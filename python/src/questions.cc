@@ -145,8 +145,7 @@ void gather_sequence(const Manager& manager, Id sequence, nb::handle k, nb::hand
   const Rows v_rows = rows_of(v, "v", Access::kWrite);
   const GatherFrom from{
       .group = group_id(group), .layer = i32(layer, "layer"), .first = i32(first, "first")};
-  const std::shared_ptr<ManagerState> state = manager.state();
-  check(state->call_without_gil([&](KVCacheManager& m) {
+  check(manager.state()->call_without_gil([&](KVCacheManager& m) {
     return kvfolio::gather(m, sequence, from, k_rows.view, v_rows.view);
   }));
 }

@@ -92,7 +92,7 @@ Status KVCacheManager::Impl::clear_null_blocks() {
     const std::vector<std::byte> zeros(
         static_cast<std::size_t>(storage_->block_image_bytes(GroupId(g))));
     const std::int32_t null_block = 0;
-    const Status written = storage_->write_blocks(GroupId(g), {&null_block, 1}, zeros);
+    Status written = storage_->write_blocks(GroupId(g), {&null_block, 1}, zeros);
     if (!written.ok() && written.code() != ErrorCode::kUnsupported) return written;
   }
   return {};

@@ -444,7 +444,8 @@ class TokenDevice {
       Tokens text;
       for (std::int32_t p = 0; p < of.kv_lens[row]; ++p) {
         const auto at = row * of.stride + static_cast<std::size_t>(p / 4);
-        text.push_back(memory_.at(static_cast<std::size_t>(of.table[at] * 4 + p % 4)));
+        const auto slot = std::int64_t{of.table[at]} * 4 + p % 4;
+        text.push_back(memory_.at(static_cast<std::size_t>(slot)));
       }
       next.push_back(next_token(text));
     }
@@ -517,8 +518,9 @@ TEST(Recipes, CapturedGraphsDecodeBesideStepsThatRunAsTheyAre) {
   }
   ASSERT_EQ(texts.size(), 3u);
   for (const auto& [id, text] : texts) {
-    const auto prompt = std::find_if(prompts.begin(), prompts.end(),
-                                     [&](const Tokens& each) { return each[0] == text[0]; });
+    const auto prompt =
+        std::find_if(prompts.begin(), prompts.end(),
+                     [first = text[0]](const Tokens& each) { return each[0] == first; });
     EXPECT_EQ(text, completed(*prompt, text.size()));
   }
 }

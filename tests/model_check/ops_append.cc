@@ -241,7 +241,7 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
   if (seq->length() - seq->accepted > seq->most_per_step) seq->certain = false;
   const int spent = std::min(seq->promised, isize(tokens));
   seq->of_promise.resize(static_cast<std::size_t>(begin), 0);
-  seq->of_promise.resize(static_cast<std::size_t>(begin + spent), 1);
+  seq->of_promise.resize(static_cast<std::size_t>(begin) + static_cast<std::size_t>(spent), 1);
   seq->promised -= spent;
   use(*seq);
   const SeqState now = state_of(*seq);
