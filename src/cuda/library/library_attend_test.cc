@@ -159,8 +159,9 @@ class Twins {
     stride_ = 75;
     table_.assign(150, -1);
     for (std::int32_t i = 0; i < 75; ++i) table_[static_cast<std::size_t>(i)] = 99 - i;
-    for (std::int32_t i = 0; i < 3; ++i) table_[static_cast<std::size_t>(75 + i)] = i + 4;
-    const auto elements = static_cast<std::size_t>(6 * q_heads * head_dim);
+    for (std::size_t i = 0; i < 3; ++i) table_[75 + i] = static_cast<std::int32_t>(i) + 4;
+    const auto elements =
+        6 * static_cast<std::size_t>(q_heads) * static_cast<std::size_t>(head_dim);
     q_.resize(elements * static_cast<std::size_t>(dtype_bytes(rows)));
     for (std::size_t i = 0; i < elements; ++i) {
       store(q_.data(), i, std::sin(static_cast<float>(i) * 0.7f), rows);

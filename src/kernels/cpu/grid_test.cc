@@ -761,7 +761,7 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
       for (int r = 0; r < s.queries; ++r) {
         const int position = s.kv_len - s.queries + r;
         for (int g = 0; g < c.q_per_kv; ++g) {
-          const auto q_head = static_cast<std::size_t>(h * c.q_per_kv + g);
+          const std::size_t q_head = index(h * c.q_per_kv + g);
           const auto row = index((first + r) * q_heads) + q_head;
           const float* const query = &queries[row * static_cast<std::size_t>(c.dim_k)];
           const std::vector<double> q(query, query + c.dim_k);
