@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -103,8 +104,26 @@ class Victim {
   std::uint64_t now_us_ = 0;
 };
 
-// The records of the sealed segments, before anybody opens the directory.
-std::set<std::uint64_t> sealed_records(const std::string& path, std::uint64_t numbers) {
+// What a directory has before anybody opens it.
+struct Remains {
+  std::set<std::uint64_t> sealed;  // records of sealed segments
+  // The first and the last record that is found in each segment. Segments are filled one behind the
+  // other, in the order of the numbers.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
+  bool all_sealed = true;
+
+  // Whether record i, which was kept, has to be there. In a segment that is not sealed what lies
+  // behind a record that is not whole is lost, and a later segment may be sealed: while the write
+  // of that record waited, the next segment was filled.
+  [[nodiscard]] bool has_to_have(std::uint64_t i) const {
+    if (sealed.empty() || i > *sealed.rbegin()) return false;
+    return all_sealed || std::any_of(ranges.begin(), ranges.end(), [i](const auto& range) {
+             return range.first <= i && i <= range.second;
+           });
+  }
+};
+
+Remains remains_of(const std::string& path, std::uint64_t numbers) {
   std::map<std::vector<std::byte>, std::uint64_t> names;
   for (std::uint64_t i = 0; i < numbers; ++i) {
     const TierKey key = key_of(i);
@@ -112,19 +131,24 @@ std::set<std::uint64_t> sealed_records(const std::string& path, std::uint64_t nu
   }
   const Result<Directory> directory = Directory::open(system_calls(), path, Directory::Use::kCheck);
   if (!directory) return {};  // killed before it was made
-  std::set<std::uint64_t> sealed;
+  Remains remains;
   const auto take = [&](FoundSegment& segment) {
+    std::set<std::uint64_t> here;
     for (const FooterEntry& entry : segment.entries) {
       const auto name = names.find({entry.key.bytes.begin(), entry.key.bytes.end()});
       EXPECT_NE(name, names.end()) << "a record that was never stored";
-      if (segment.sealed && !entry.erased && name != names.end()) sealed.insert(name->second);
+      if (name == names.end()) continue;
+      here.insert(name->second);
+      if (segment.sealed && !entry.erased) remains.sealed.insert(name->second);
     }
+    if (!here.empty()) remains.ranges.emplace_back(*here.begin(), *here.rbegin());
+    remains.all_sealed = remains.all_sealed && segment.sealed;
     return Status();
   };
   const Status status = find_segments(system_calls(), *directory, {}, take,
                                       [](std::string_view, std::string_view) {});
   EXPECT_TRUE(status.ok()) << status;
-  return sealed;
+  return remains;
 }
 
 struct Kills {
@@ -159,7 +183,7 @@ struct Kills {
   void verify() {
     EXPECT_FALSE(said->wrong) << "the victim loaded wrong bytes";
     const std::uint64_t numbers = said->stored;
-    const std::set<std::uint64_t> sealed = sealed_records(std::string(options.directory), numbers);
+    const Remains remains = remains_of(std::string(options.directory), numbers);
     auto store = open_store(system_calls(), options);
     ASSERT_TRUE(store) << store.error();
     Waiter<SegmentStore> asks(**store);
@@ -167,14 +191,11 @@ struct Kills {
       const auto result = asks.load(i);  // checks the bytes
       found += result == TierResult::kOk ? 1 : 0;
       corrupt += result == TierResult::kCorrupt ? 1 : 0;
-      if (sealed.count(i) == 1) {
+      if (remains.sealed.count(i) == 1) {
         EXPECT_EQ(result, TierResult::kOk) << "sealed record " << i;
       }
-      // Segments are filled one behind the other: what was kept before a sealed one ends is there.
       const std::uint8_t was_erased = said->erased[i];
-      const bool must = !evicts && !sealed.empty() && i <= *sealed.rbegin() && said->kept[i] != 0 &&
-                        was_erased == 0;
-      if (must) {
+      if (!evicts && said->kept[i] != 0 && was_erased == 0 && remains.has_to_have(i)) {
         EXPECT_EQ(result, TierResult::kOk) << "kept record " << i;
       }
       if ((was_erased & kEnded) != 0) {
