@@ -55,10 +55,13 @@ class Backend : public Attention {
   // Ends a step that nothing was appended to.
   virtual Status drop_step() = 0;
 
-  // Would this append succeed now? kNoBlocks: no.
-  virtual Status admit(SequenceId sequence, std::int64_t num_tokens) = 0;
-  // Blocks of this group come back while a sequence grows, so a smaller append may succeed.
-  [[nodiscard]] virtual bool is_window(std::int32_t group) const = 0;
+  // Is there room for so many tokens of this sequence, if no step appends more than most_per_step
+  // of them? kNoBlocks: no.
+  virtual Status admit(SequenceId sequence, std::int64_t num_tokens,
+                       std::int64_t most_per_step) = 0;
+  // The tokens of a step that fill the blocks which this shortage lacks, if blocks of its group
+  // come back while a sequence grows, so that steps with fewer tokens need fewer blocks. Else 0.
+  [[nodiscard]] virtual std::int64_t tokens_too_many(const Shortage& shortage) const = 0;
   // Whether one sequence of this many tokens fits into an empty cache, `num_branches` of them that
   // share the first `num_shared` tokens. Says why not.
   virtual Status can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,

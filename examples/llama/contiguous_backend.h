@@ -42,8 +42,13 @@ class ContiguousBackend final : public Backend {
   Status finish_step() override;
   Status drop_step() override;
 
-  Status admit(SequenceId /*sequence*/, std::int64_t /*num_tokens*/) override { return {}; }
-  [[nodiscard]] bool is_window(std::int32_t /*group*/) const override { return false; }
+  Status admit(SequenceId /*sequence*/, std::int64_t /*num_tokens*/,
+               std::int64_t /*most_per_step*/) override {
+    return {};
+  }
+  [[nodiscard]] std::int64_t tokens_too_many(const Shortage& /*shortage*/) const override {
+    return 0;
+  }
   Status can_ever_hold(std::int32_t /*num_shared*/, std::int32_t /*num_tokens*/,
                        std::int32_t /*num_branches*/) const override {
     return {};

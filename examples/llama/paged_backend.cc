@@ -235,8 +235,23 @@ Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const Con
        .out = out});
 }
 
-bool PagedBackend::is_window(std::int32_t group) const {
-  return !GroupRule(manager_->spec().groups[static_cast<std::size_t>(group)]).keeps_all();
+// The first question is about all of the tokens, the second one about table entries, which only the
+// call that is not const keeps. Under kUnordered a window gives blocks back when steps are complete
+// and not while they are made: there the tokens of one step are all that can be asked for.
+Status PagedBackend::admit(SequenceId sequence, std::int64_t num_tokens,
+                           std::int64_t most_per_step) {
+  const std::int64_t first = std::min(num_tokens, most_per_step);
+  const bool by_chunks = manager_->options().order == Order::kInOrder;
+  const Result<Admission> admission = std::as_const(*manager_).admit(
+      sequence, by_chunks ? num_tokens : first, {.most_per_step = most_per_step});
+  if (!admission) return admission.error();
+  return manager_->admit(sequence, first);
+}
+
+std::int64_t PagedBackend::tokens_too_many(const Shortage& shortage) const {
+  const GroupSpec& group = manager_->spec().groups[static_cast<std::size_t>(shortage.group)];
+  if (GroupRule(group).keeps_all()) return 0;
+  return (std::int64_t{shortage.needed} - shortage.free - shortage.evictable) * group.block_size;
 }
 
 Status PagedBackend::can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,

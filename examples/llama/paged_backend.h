@@ -65,10 +65,8 @@ class PagedBackend final : public Backend {
   Status finish_step() override;
   Status drop_step() override;
 
-  Status admit(SequenceId sequence, std::int64_t num_tokens) override {
-    return manager_->admit(sequence, num_tokens);
-  }
-  [[nodiscard]] bool is_window(std::int32_t group) const override;
+  Status admit(SequenceId sequence, std::int64_t num_tokens, std::int64_t most_per_step) override;
+  [[nodiscard]] std::int64_t tokens_too_many(const Shortage& shortage) const override;
   Status can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,
                        std::int32_t num_branches) const override;
 

@@ -107,10 +107,9 @@ Status Scheduler::continue_job(Job& job) {
   return {};
 }
 
-// Appends up to num_tokens of the stream's next tokens. When blocks are short, a window gives some
-// back after a smaller step; else the youngest job goes, first one that waits for a load. The
-// youngest itself takes what there is,
-// and waits when there is nothing: older jobs will end.
+// Appends up to num_tokens of the stream's next tokens. When blocks are short, a window needs fewer
+// for a smaller step; else the youngest job goes, first one that waits for a load. The youngest
+// itself takes what there is, and waits when there is nothing: older jobs will end.
 Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num_tokens) {
   for (;;) {
     const std::span<const std::int32_t> tokens(stream.tokens);
@@ -127,8 +126,9 @@ Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num
     }
     const Shortage* shortage = appended.shortage();
     if (shortage == nullptr) return appended;
-    if (num_tokens > 1 && backend_.is_window(shortage->group)) {
-      num_tokens /= 2;
+    const std::int64_t too_many = backend_.tokens_too_many(*shortage);
+    if (too_many > 0 && num_tokens > 1) {
+      num_tokens = static_cast<std::int32_t>(std::max<std::int64_t>(num_tokens - too_many, 1));
     } else if (Job* waiting = youngest_waiting(&job)) {
       KVFOLIO_RETURN_IF_ERROR(give_up(*waiting));
     } else if (running_.back() != &job) {
@@ -254,7 +254,8 @@ Job* Scheduler::youngest_waiting(const Job* but) {
 
 // How many of `wanted` tokens the sequence may append now; 0: none, it has to wait. All must fit,
 // since half a prompt is of no use, and beside others some more: a request that enters a pool that
-// is full to the brim is thrown out a step later.
+// is full to the brim is thrown out a step later. They may come in steps of what a step takes, and
+// in a window in smaller ones, by as many tokens as blocks are short.
 Result<std::int32_t> Scheduler::admissible(const Job& job, std::int32_t wanted) {
   const bool alone = running_.empty();
   std::int64_t tokens = wanted;
@@ -264,24 +265,29 @@ Result<std::int32_t> Scheduler::admissible(const Job& job, std::int32_t wanted) 
       tokens += std::min(limits_.admission_margin, end - stream.computed);
     }
   }
+  std::int64_t step = step_room();
   for (;;) {
-    const Status status = backend_.admit(job.streams[0].id, tokens);
-    if (status.ok()) return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, wanted));
+    const Status status = backend_.admit(job.streams[0].id, tokens, step);
+    if (status.ok()) return static_cast<std::int32_t>(std::min<std::int64_t>(step, wanted));
     const Shortage* shortage = status.shortage();
     if (shortage == nullptr) {
       // No room for table entries, which those that run give back when they end.
       if (!alone && status.code() == ErrorCode::kResourceExhausted) return 0;
       return status;
     }
-    Job* waiting = alone && tokens == 1 ? youngest_waiting(&job) : nullptr;
-    if (waiting != nullptr) {
-      KVFOLIO_RETURN_IF_ERROR(give_up(*waiting));
+    const std::int64_t too_many = backend_.tokens_too_many(*shortage);
+    if (too_many > 0 && step > 1) {
+      step = std::max<std::int64_t>(step - too_many, 1);
       continue;
     }
-    // Alone it fits, as add() has checked, once the steps in flight have given back what they hold.
-    if (tokens == 1 && alone && shortage->retiring == 0) return status;
-    if (tokens == 1 || !(alone || backend_.is_window(shortage->group))) return 0;
-    tokens /= 2;
+    Job* waiting = alone ? youngest_waiting(&job) : nullptr;
+    if (waiting == nullptr) {
+      // Alone it fits, as add() has checked, once the steps in flight have given back what they
+      // hold.
+      if (alone && shortage->retiring == 0) return status;
+      return 0;
+    }
+    KVFOLIO_RETURN_IF_ERROR(give_up(*waiting));
   }
 }
 

@@ -16,7 +16,8 @@ namespace {
 constexpr std::int32_t kBlockSize = 4;
 constexpr std::size_t kVocab = 16;
 
-// A pool that counts, without sharing: a sequence of n tokens takes ceil(n / 4) blocks.
+// A pool that counts, without sharing: a sequence of n tokens takes ceil(n / 4) blocks, or with a
+// `window` those that reach into its last tokens.
 class CountingBackend final : public Backend {
  public:
   explicit CountingBackend(std::int32_t num_blocks) : num_blocks_(num_blocks) {}
@@ -32,6 +33,7 @@ class CountingBackend final : public Backend {
     prompts_[id] = {tokens.begin(), tokens.end()};
     return OffloadOpened{.sequence = id, .pending = pending};
   }
+  std::int32_t window = 0;  // 0: all tokens are kept
   // `twins_wait`: a prompt waits for the first one of the same tokens that is not computed whole.
   bool twins_wait = false;
   Result<SequenceId> worth_waiting_for(std::span<const std::int32_t> tokens,
@@ -74,7 +76,9 @@ class CountingBackend final : public Backend {
     return {};
   }
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens) override {
-    KVFOLIO_RETURN_IF_ERROR(admit(sequence, static_cast<std::int64_t>(tokens.size())));
+    const std::int32_t length = lengths_.at(sequence);
+    const auto end = length + static_cast<std::int64_t>(tokens.size());
+    KVFOLIO_RETURN_IF_ERROR(need(blocks(end) - blocks(length)));
     EXPECT_TRUE(step_.insert(sequence).second) << "twice in one step";
     lengths_.at(sequence) += static_cast<std::int32_t>(tokens.size());
     step_tokens_ += static_cast<std::int32_t>(tokens.size());
@@ -83,17 +87,17 @@ class CountingBackend final : public Backend {
   Status prepare() override { return {}; }
   Status finish_step() override { return {}; }
   Status drop_step() override { return {}; }
-  Status admit(SequenceId sequence, std::int64_t num_tokens) override {
-    const std::int32_t length = lengths_.at(sequence);
-    const std::int64_t needed = blocks(length + num_tokens) - blocks(length);
-    const std::int64_t free = num_blocks_ - used();
-    if (needed <= free) return {};
-    return Shortage{.needed = static_cast<std::int32_t>(needed),
-                    .free = static_cast<std::int32_t>(free)};
+  Status admit(SequenceId sequence, std::int64_t num_tokens, std::int64_t most_per_step) override {
+    std::int64_t most = blocks(lengths_.at(sequence) + num_tokens);
+    if (window > 0) most = std::min(most, blocks(window - 2 + most_per_step) + 1);
+    return need(most - held(sequence));
   }
-  [[nodiscard]] bool is_window(std::int32_t) const override { return false; }
+  [[nodiscard]] std::int64_t tokens_too_many(const Shortage& shortage) const override {
+    return window == 0 ? 0 : std::int64_t{shortage.needed - shortage.free} * kBlockSize;
+  }
   Status can_ever_hold(std::int32_t, std::int32_t num_tokens,
                        std::int32_t num_branches) const override {
+    if (window > 0 && blocks(window) + 1 <= num_blocks_) return {};
     if (blocks(num_tokens) * num_branches <= num_blocks_) return {};
     return Status(ErrorCode::kInvalidArgument, "too long");
   }
@@ -111,8 +115,22 @@ class CountingBackend final : public Backend {
   static std::int64_t blocks(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
   [[nodiscard]] std::int64_t used() const {
     std::int64_t sum = 0;
-    for (const auto& [id, length] : lengths_) sum += blocks(length);
+    for (const auto& [id, length] : lengths_) sum += held(id);
     return sum;
+  }
+  // What the open step wrote, and what it reads.
+  [[nodiscard]] std::int64_t held(SequenceId id) const {
+    const std::int32_t length = lengths_.at(id);
+    const auto computed = computed_.find(id);
+    const std::int32_t begin = computed == computed_.end() ? length : computed->second;
+    if (window == 0) return blocks(length);
+    return blocks(length) - std::max(begin - window + 1, 0) / kBlockSize;
+  }
+  [[nodiscard]] Status need(std::int64_t needed) const {
+    const std::int64_t free = num_blocks_ - used();
+    if (needed <= free) return {};
+    return Shortage{.needed = static_cast<std::int32_t>(needed),
+                    .free = static_cast<std::int32_t>(free)};
   }
   SequenceId start(std::int32_t length) {
     const SequenceId id(next_id_++);
@@ -158,12 +176,13 @@ struct Outcome {
 };
 
 Outcome run(const std::vector<Request>& requests, std::int32_t num_blocks, SchedulerLimits limits,
-            int load_polls = 0, bool twins_wait = false) {
+            int load_polls = 0, bool twins_wait = false, std::int32_t window = 0) {
   limits.max_positions = 200;
   limits.admission_margin = kBlockSize;
   CountingBackend backend(num_blocks);
   backend.load_polls = load_polls;
   backend.twins_wait = twins_wait;
+  backend.window = window;
   Outcome result;
   Listener listener;
   listener.on_finished = [&](FinishedSample&& finished) {
@@ -247,6 +266,21 @@ TEST(Scheduler, ResultsDependOnNoLimit) {
     }
   }
   EXPECT_GT(preemptions, 0);
+}
+
+// A pool of 12 blocks of 4 tokens, and a window of 8.
+TEST(Scheduler, APromptLongerThanThePoolComesInChunksThatItsWindowHasRoomFor) {
+  const std::vector<Request> requests = {make_request("a", 180, 9), make_request("b", 170, 5)};
+  const SchedulerLimits limits{.max_batch_tokens = 64, .max_seqs = 8};
+  const Outcome wide = run(requests, 10'000, limits);
+  EXPECT_EQ(wide.stats.chunk_tokens_peak, 64);
+  const Outcome actual = run(requests, 12, limits, 0, false, 8);
+  EXPECT_EQ(actual.errors, wide.errors);
+  EXPECT_EQ(actual.tokens, wide.tokens);
+  EXPECT_EQ(actual.stats.preemptions, 0);
+  // Alone it takes what the pool has beside the window, not one token or a half of a step.
+  EXPECT_GT(actual.stats.chunk_tokens_peak, 32);
+  EXPECT_LT(actual.stats.steps, 30);
 }
 
 TEST(Scheduler, ATwinWaitsUntilTheOldestHasComputedItsPromptAndOthersOvertake) {
