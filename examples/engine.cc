@@ -3,7 +3,8 @@
 // A whole engine in little: the manager, memory for the bytes, and each step's arrays through
 // append and attend, chunks of prompts and decode in one batch; and host memory below the cache,
 // which brings a prompt back while others are computed. The model is a toy; what surrounds it is
-// not.
+// not. What it does between a scheduler and the cache is of docs/recipes.md: admission by chunks,
+// append_prompt() for prompts and decodes alike, cancel().
 
 #include <cmath>
 #include <cstdio>

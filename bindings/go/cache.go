@@ -433,7 +433,8 @@ type ForkOptions struct {
 	Priority    int
 }
 
-// Fork opens a sequence that has the same tokens and shares every block.
+// Fork opens a sequence that has the same tokens and shares every block. Unordered: the child takes
+// no append before the step of the parent's last one is complete.
 func (c *Cache) Fork(parent Sequence, options *ForkOptions) (Sequence, error) {
 	var o *C.kvfolio_fork_options
 	if options != nil {
@@ -466,7 +467,8 @@ func (c *Cache) Adopt(sequence Sequence, tables [][]int32, numTokens int) error 
 		i32(len(tables)), i32(numTokens), &s.err))
 }
 
-// Truncate forgets the tokens from position numTokens on.
+// Truncate forgets the tokens from position numTokens on, drafts too; those in front of it stay
+// undecided. Refused only below SequenceInfo.RewindFrom: close, and open the first numTokens again.
 func (c *Cache) Truncate(sequence Sequence, numTokens int) error {
 	s := take()
 	return c.done(s, C.kvfolio_truncate(c.p(), C.kvfolio_sequence(sequence), i32(numTokens), &s.err))

@@ -167,7 +167,10 @@ func (c *Cache) Utilization() float64 { return float64(C.kvfolio_utilization(c.p
 // NeedsEviction reports whether Utilization reached the high watermark: it is time for PreemptTo.
 func (c *Cache) NeedsEviction() bool { return C.kvfolio_needs_eviction(c.p()) != 0 }
 
-// SelectVictim returns the sequence that the policy would preempt now; false: there is none.
+// SelectVictim returns the sequence that the policy would preempt now: one whose end frees a block
+// by itself and that is not in the open step. False: there is none, also where sequences share all
+// of their blocks. Then preempt by your own choice, the youngest first, until an append fits; or
+// unpin.
 func (c *Cache) SelectVictim(policy Policy) (Sequence, bool) {
 	victim := Sequence(C.kvfolio_select_victim(c.p(), C.int32_t(policy)))
 	return victim, victim != 0

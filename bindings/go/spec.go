@@ -69,7 +69,9 @@ type GroupSpec struct {
 	Window       int // SlidingWindow: tokens that a query reads, itself included
 	NumSinks     int
 	NumBlocks    int
-	Rewind       int // SlidingWindow: tokens kept behind the window, for Truncate
+	// SlidingWindow: tokens kept behind the window, for Truncate. A stop string of n tokens takes
+	// n - 1, one more for each step that may be in flight behind it, and the accepted tokens behind.
+	Rewind int
 }
 
 func (g *GroupSpec) toC() C.kvfolio_group_spec {

@@ -169,7 +169,8 @@ func (c *Cache) AppendUnnamedEach(sequences []Sequence) (n int, err error) {
 	return n, c.done(s, code)
 }
 
-// SetTokens names the oldest unnamed tokens of a sequence, in order.
+// SetTokens names the oldest unnamed tokens of a sequence, in order. What a step samples is the input
+// of the next one.
 func (c *Cache) SetTokens(sequence Sequence, tokens []int32) error {
 	s := take()
 	return c.done(s, C.go_set_tokens(c.h(), C.kvfolio_sequence(sequence), first(tokens),
@@ -473,7 +474,9 @@ func endedOf(from *C.kvfolio_ended, n C.int64_t) []Ended {
 }
 
 // Fail says that the device has failed and is idle. It ends every step from ticket on and closes
-// each sequence that they wrote to, or that holds a block of theirs. Returns a copy of these.
+// each sequence that they wrote to, or that holds a block of theirs. Returns a copy of these. One
+// that found its whole prompt and appended only its last token wrote nothing: it stays open, with
+// its length and rewinds, and what it sampled is lost. Close it too, and open its text again.
 func (c *Cache) Fail(ticket Ticket) ([]Ended, error) {
 	s := take()
 	var ended *C.kvfolio_ended

@@ -151,7 +151,10 @@ typedef struct kvfolio_group_spec {
   int32_t window;      // KVFOLIO_SLIDING_WINDOW: tokens that a query reads, itself included
   int32_t num_sinks;
   int32_t num_blocks;
-  int32_t rewind;  // KVFOLIO_SLIDING_WINDOW: tokens kept behind the window, for kvfolio_truncate()
+  // KVFOLIO_SLIDING_WINDOW: tokens kept behind the window, for kvfolio_truncate(). A stop string of
+  // n tokens takes n - 1, one more for each step that may be in flight behind it, and the accepted
+  // tokens behind it.
+  int32_t rewind;
 } kvfolio_group_spec;
 
 // plan_layouts(): where the bytes of a group lie, in bytes from its base.
@@ -456,6 +459,8 @@ typedef struct kvfolio_fork_options {
   int32_t priority;
   int32_t reserved;  // 0
 } kvfolio_fork_options;
+// KVFOLIO_UNORDERED: the child takes no append before the step of the parent's last one is
+// complete.
 KVFOLIO_C_API int32_t kvfolio_fork(kvfolio_manager* manager, kvfolio_sequence parent,
                                    const kvfolio_fork_options* options, kvfolio_sequence* out,
                                    kvfolio_error* error);
@@ -463,6 +468,8 @@ KVFOLIO_C_API int32_t kvfolio_fork(kvfolio_manager* manager, kvfolio_sequence pa
 KVFOLIO_C_API int32_t kvfolio_adopt(kvfolio_manager* manager, kvfolio_sequence sequence,
                                     const int32_t* tables, const int64_t* table_sizes,
                                     int32_t num_tables, int32_t num_tokens, kvfolio_error* error);
+// Forgets the tokens from num_tokens on, drafts too; those in front of it stay undecided. Refused
+// only below kvfolio_sequence_info.rewind_from: close, and open the first num_tokens tokens again.
 KVFOLIO_C_API int32_t kvfolio_truncate(kvfolio_manager* manager, kvfolio_sequence sequence,
                                        int32_t num_tokens, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_clear(kvfolio_manager* manager, kvfolio_sequence sequence,
@@ -515,6 +522,7 @@ KVFOLIO_C_API int32_t kvfolio_append_unnamed_each(kvfolio_manager* manager,
                                                   const kvfolio_sequence* sequences,
                                                   int64_t num_sequences, int64_t* num_appended,
                                                   kvfolio_error* error);
+// Names the oldest unnamed tokens. What a step samples is the input of the next one.
 KVFOLIO_C_API int32_t kvfolio_set_tokens(kvfolio_manager* manager, kvfolio_sequence sequence,
                                          const int32_t* tokens, int64_t num_tokens,
                                          kvfolio_error* error);
@@ -633,6 +641,9 @@ typedef struct kvfolio_ended {
   int32_t has_caller_id;
   int32_t reserved;  // 0
 } kvfolio_ended;
+// Closes each sequence that wrote in the steps from ticket on, or holds a block that they wrote.
+// One that found its whole prompt and appended only its last token wrote nothing: it stays open,
+// with its length and rewinds, and what it sampled is lost. Close it too, and open its text again.
 // *ended is the manager's; valid until the next kvfolio_fail() or kvfolio_preempt_to(). Both out
 // pointers may be null.
 KVFOLIO_C_API int32_t kvfolio_fail(kvfolio_manager* manager, kvfolio_ticket ticket,
@@ -695,7 +706,10 @@ KVFOLIO_C_API int32_t kvfolio_unpin(kvfolio_manager* manager, kvfolio_pin_id pin
                                     kvfolio_error* error);
 KVFOLIO_C_API double kvfolio_utilization(const kvfolio_manager* manager);
 KVFOLIO_C_API int32_t kvfolio_needs_eviction(const kvfolio_manager* manager);
-// 0: there is none. policy: one of KVFOLIO_LRU (0) ... or KVFOLIO_POLICY_OF_OPTIONS (-1), that of
+// The sequence whose end frees a block by itself, and that is not in the open step. 0: there is
+// none, also where sequences share all of their blocks: complete a step, let a sequence of the open
+// step wait, unpin, or preempt by your own choice, the youngest first, until an append fits.
+// policy: one of KVFOLIO_LRU (0) ... or KVFOLIO_POLICY_OF_OPTIONS (-1), that of
 // kvfolio_manager_options.victim_policy.
 KVFOLIO_C_API kvfolio_sequence kvfolio_select_victim(kvfolio_manager* manager, int32_t policy);
 // Preempts while kvfolio_utilization() > target. Out pointers as in kvfolio_fail().

@@ -224,9 +224,8 @@ class KVFOLIO_API KVCacheManager {
 
   // ---- more of sequences ----
 
-  // The number of tokens that open() would find, if it has the table entries. Only the options
-  // root, media, prefix_cache, look_up and max_tokens count. Changes nothing, not even the order of
-  // eviction.
+  // The number of tokens that open() would find, if it has the table entries. Options: root, media,
+  // prefix_cache, look_up and max_tokens count. Changes nothing, not even the order of eviction.
   [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options = {}) const;
   // What a prompt will find soon: how many of its tokens an open sequence has announced
@@ -238,12 +237,13 @@ class KVFOLIO_API KVCacheManager {
   // two wait for each other. Options as probe(), but max_tokens. O(prompt). Errors: as probe().
   [[nodiscard]] Result<Soon> soon(std::span<const std::int32_t> tokens,
                                   const OpenOptions& options = {}) const;
-  // Forgets the tokens from position n on, and that a prompt was found whole: the block that is
-  // held for its last token goes if it lies beyond the length. Always possible down to
-  // SequenceInfo::rewind_from; below, what position n reads and the windows have let go of is taken
-  // back from the cache. kFailedPrecondition: it is not there (the error names group and block), a
-  // trim dropped position n, or the sequence is in the open step. kInvalidArgument: n is not in
-  // 0 .. length. Shortage: what is taken back costs another's reserve() blocks that are not there.
+  // Forgets the tokens from position n on, drafts too (those in front of n stay undecided), and
+  // that a prompt was found whole: the block that is held for its last token goes if it lies beyond
+  // the length. Always possible down to SequenceInfo::rewind_from; below, what position n reads and
+  // the windows have let go of is taken back from the cache. kFailedPrecondition: it is not there
+  // (the error names group and block; close(), and open() the first n tokens again), a trim dropped
+  // position n, or the sequence is in the open step. kInvalidArgument: n is not in 0 .. length.
+  // Shortage: what is taken back costs another's reserve() blocks that are not there.
   Status truncate(SequenceId sequence, std::int32_t n);
   // truncate() to 0. The sequence stays open with the same id, and its trim is forgotten.
   Status clear(SequenceId sequence);
@@ -260,10 +260,9 @@ class KVFOLIO_API KVCacheManager {
   // that block. Neither these tokens nor later ones are ever findable (unless num_tokens is 0).
   // kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a table has another size,
   // names a block twice, or lies where this call writes the table of another group; a block has no
-  // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
-  // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
-  // max_tokens, table entries. Shortage: as fork(), of the blocks' holders. A reserve() of the
-  // sequence is a kFailedPrecondition, too.
+  // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens or a
+  // reserve(), a step is open, or (kUnordered) a step that wrote a block is not complete.
+  // kResourceExhausted: max_tokens, table entries. Shortage: as fork(), of the blocks' holders.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
   Status set_priority(SequenceId sequence, std::int32_t priority);
@@ -281,13 +280,13 @@ class KVFOLIO_API KVCacheManager {
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
   Status append_unnamed_each(std::span<const SequenceId> sequences, std::int32_t* num_appended);
-  // open() and append_unnamed() in one call: a sequence with num_tokens reserved slots. Does both
-  // or neither, and returns the errors of both.
+  // open() and append_unnamed() in one call, both or neither. Errors: as both.
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
-  // Names the oldest unnamed tokens of a sequence, in order. Tokens without a name when their step
-  // is completed never get one, unless the sequence has late names. A fork has unnamed tokens of
-  // its own: name them for parent and child alike, since both share their blocks. fail() forgets
-  // those of the steps that it ends. kInvalidArgument: token < 0, more than num_unnamed tokens.
+  // Names the oldest unnamed tokens of a sequence, in order: what a step samples is the input of
+  // the next one. Tokens without a name when their step is completed never get one, unless the
+  // sequence has late names. A fork has unnamed tokens of its own: name them for parent and child
+  // alike, since both share their blocks. fail() forgets those of the steps that it ends.
+  // kInvalidArgument: token < 0, more than num_unnamed tokens.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   // Names one token of each sequence; the first *num_named are named when one fails. A sequence may
   // be named again: its next token gets that name.
@@ -309,8 +308,10 @@ class KVFOLIO_API KVCacheManager {
   Status finish(Ticket ticket);
   // Call this when the device has failed and is idle. Ends every step from `ticket` on, the open
   // one too, and forgets all that they wrote. Closes with kAborted each sequence that wrote in them
-  // or holds a block that they wrote, and ends the pins that hold such a block. Returns the closed
-  // sequences, by row; valid until the next fail() or preempt_to().
+  // or holds a block that they wrote, and ends the pins that hold such a block. A row that wrote
+  // nothing, the last token of a prompt that was found whole, leaves its sequence open, with its
+  // length and rewinds, and what it sampled is lost all the same: close() it too, and open() its
+  // text again. Returns the closed sequences, by row; valid until the next fail() or preempt_to().
   Result<std::span<const EndedSequence>> fail(Ticket ticket);
 
   // ---- room: promises, pins, eviction, victims ----
@@ -350,8 +351,7 @@ class KVFOLIO_API KVCacheManager {
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks,
                              std::span<std::int32_t> evicted = {});
   // Makes everything unfindable: after new weights, say. Open sequences go on, but nothing that
-  // they and their forks hold or append becomes findable any more. All pins end. Blocks that steps
-  // in flight may touch retire as ever.
+  // they and their forks hold or append becomes findable any more. All pins end.
   Forgotten reset();
   // reset() for one root key: for the blocks that sequences of this key wrote, and for their pins.
   Forgotten forget(const RootKey& root);
@@ -371,13 +371,14 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] bool needs_eviction() const noexcept;
   // The sequence that the policy would preempt now. Sequences in the open step, and those whose
   // preemption would free no block, are passed over; a sequence that is short itself is not.
-  // nullopt: there is none; complete a step, or let a sequence of the open step wait (undo()).
-  // Changes nothing that another call can see. O(n) for n open sequences, or much less if few were
-  // used since the last search with the same policy, and a look at the tables of each that is
-  // passed over. Without a policy: ManagerOptions::victim_policy.
+  // nullopt: there is none, also where sequences share all of their blocks, as forks do, or pins
+  // and holds have them too. complete() a step, let a sequence of the open step wait (undo()),
+  // unpin(), or preempt() by your own choice, the youngest first, until an append fits. Changes
+  // nothing that another call can see. O(n) for n open sequences at most, and a look at the tables
+  // of those that are passed over. Without a policy: ManagerOptions::victim_policy.
   [[nodiscard]] std::optional<SequenceId> select_victim(
       std::optional<VictimPolicy> policy = std::nullopt);
-  // Preempts victims while utilization() > `target`, and stops when there is no victim left.
+  // Preempts victims while utilization() > `target`, and stops where select_victim() has none.
   // Returns them in order, valid until the next preempt_to() or fail(). kInvalidArgument: target is
   // not within 0 to 1, or the policy is unknown (select_victim() then returns nullopt).
   Result<std::span<const EndedSequence>> preempt_to(
@@ -507,10 +508,9 @@ class KVFOLIO_API KVCacheManager {
   // Bytes of the blocks that usage() counts, and of the held ones, as plan_layouts() has them.
   [[nodiscard]] std::int64_t bytes_total() const noexcept;
   [[nodiscard]] std::int64_t bytes_used() const noexcept;
-  // Memory that the manager keeps beside the blocks: what it reserved at creation, and what of it
-  // is in use. Arrays with a place for each block or sequence count as a whole; the stores and
-  // queues of the prefix tree, block tables and the arrays of plans count by what is in them. Pages
-  // that were never touched cost nothing yet.
+  // Memory that the manager keeps beside the blocks: what it reserved at creation, and what is in
+  // use. Arrays with a place for each block or sequence count as a whole; the stores and queues of
+  // the prefix tree, block tables and arrays of plans by what is in them. Untouched pages are free.
   [[nodiscard]] MemoryUse metadata() const noexcept;
   // Every row in StepPlan::rows is below it: rows of a block table on the device. max_sequences, or
   // under kUnordered twice that, since the rows of closed sequences may wait for steps.
@@ -519,8 +519,7 @@ class KVFOLIO_API KVCacheManager {
   // a block table that stays on the device. OpenOptions::max_tokens makes that option a limit.
   [[nodiscard]] Result<std::int32_t> widest(GroupId group) const;
   // A description for people to read: the victim policy, of each group its kind, block size and
-  // blocks by state, bytes, sequences, hits, copies and other counters, one fact per line. The
-  // string is the caller's, on the heap.
+  // blocks by state, bytes, sequences, hits, copies and other counters, one fact per line.
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;

@@ -21,8 +21,10 @@
 namespace kvfolio {
 
 enum class Order : std::int32_t {
-  kInOrder = 0,    // one stream: complete(t) completes all earlier steps
-  kUnordered = 1,  // steps may complete in any order
+  kInOrder = 0,  // one stream: complete(t) completes all earlier steps
+  // Steps may complete in any order. A sequence takes no append before the step of its last one is
+  // complete, nor does a child that was forked from it meanwhile.
+  kUnordered = 1,
 };
 
 // Which sequence to preempt first. Ties go to the lower caller_id; sequences without one come
@@ -271,7 +273,8 @@ struct SequenceInfo {
   // truncate() to this length or more is never refused; 0 if every group is a full one. Below, a
   // window group has let go of what is read there, unless the cache has it still. It is the
   // accepted length less the smallest GroupSpec::rewind, but never below what open(), adopt() or a
-  // load gave, nor inside what a trim dropped.
+  // load gave, nor inside what a trim dropped: a request that was opened again, with a hit of its
+  // text, may have to be closed and opened once more to go back further.
   std::int32_t rewind_from = 0;
 };
 

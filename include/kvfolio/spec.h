@@ -65,8 +65,10 @@ struct GroupSpec {
   // and those of its sinks: a long prompt in one append needs blocks for all of it.
   std::int32_t num_blocks = 0;
   // kSlidingWindow: tokens that a running sequence keeps behind its window, so that truncate() can
-  // take back as many (SequenceInfo::rewind_from). Hits neither need nor hold them, and no identity
-  // or layout knows of them.
+  // take back as many (SequenceInfo::rewind_from). A stop string of n tokens is taken back with n -
+  // 1 (its last token was sampled, not appended), one more for each step that may be in flight
+  // behind it (max_steps_in_flight - 1), and the tokens behind it that accept() let stand. Hits
+  // neither need nor hold what is kept, and no identity or layout knows of it.
   std::int32_t rewind = 0;
 
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;

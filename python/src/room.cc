@@ -188,7 +188,9 @@ void add_eviction(nb::class_<Manager>& c) {
           "policy"_a = nb::none(),
           nb::sig("def select_victim(self, policy: kvfolio._types.VictimPolicy | None = None) -> "
                   "int | None"),
-          "The sequence that the policy would preempt now.")
+          "The sequence that the policy would preempt now: one whose end frees a block by itself, "
+          "and that is not in the open step. None also where sequences share all of their blocks: "
+          "preempt the youngest then, until an append fits, or unpin.")
       .def("preempt_to", &preempt_to, "target"_a, "policy"_a = nb::none(),
            nb::sig("def preempt_to(self, target: float, policy: kvfolio._types.VictimPolicy | "
                    "None = None) -> list[kvfolio._types.EndedSequence]"),

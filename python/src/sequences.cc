@@ -76,7 +76,8 @@ void add_births(nb::class_<Manager>& c) {
           "parent"_a, nb::kw_only(), "caller_id"_a = nb::none(), "priority"_a = Int{0},
           nb::sig("def fork(self, parent: int, *, caller_id: int | None = None, "
                   "priority: int = 0) -> int"),
-          "A sequence with the same tokens that shares every block.")
+          "A sequence with the same tokens that shares every block. With order unordered it takes "
+          "no append before the step of the parent's last one is complete.")
       .def("adopt", &adopt, "sequence"_a, "tables"_a, "num_tokens"_a,
            nb::sig("def adopt(self, sequence: int, tables: "
                    "collections.abc.Sequence[kvfolio._types.Int32Input], num_tokens: int) -> None"),
@@ -94,7 +95,8 @@ void add_cuts(nb::class_<Manager>& c) {
          check(manager.call([&](KVCacheManager& m) { return m.truncate(sequence, length); }));
        },
        "sequence"_a, "n"_a, nb::sig("def truncate(self, sequence: int, n: int) -> None"),
-       "Forgets the tokens from position n on.")
+       "Forgets the tokens from position n on, drafts too; those in front of n stay undecided. "
+       "Refused only below rewind_from: close, and open the first n tokens again.")
       .def(
           "clear",
           [](const Manager& manager, Id sequence) {

@@ -281,7 +281,10 @@ void add_ends(nb::class_<Step>& c) {
           "fail", [](const Step& step) { return fail(step.state(), step.ticket()); },
           nb::sig("def fail(self) -> list[kvfolio._types.EndedSequence]"),
           "The device has failed and is idle: ends every step from this one on, forgets what "
-          "they wrote, and closes the sequences that read it. Returns those.");
+          "they wrote, and closes the sequences that read it. Returns those. One that found its "
+          "whole prompt and appended only its last token wrote nothing and stays open: close it "
+          "too, "
+          "and open its text again.");
 }
 
 void add_context(nb::class_<Step>& c) {

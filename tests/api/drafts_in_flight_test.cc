@@ -191,6 +191,23 @@ TEST(Drafts, ATruncateCutsThem) {
   must(e.manager.check_invariants());
 }
 
+TEST(Drafts, ATruncateInsideThemLeavesThoseInFrontUndecided) {
+  Engine e({full_group(2, 16)}, kThreeInFlight);
+  const SequenceId s = e.say(tokens(1, 2));
+  launch(e, s, {3, 4, 5, 6}, 3);
+  launch(e, s, {7, 8}, 1);
+  must(e.manager.truncate(s, 5));  // 4 and 5 are left of the guesses 4, 5, 6
+  EXPECT_EQ(e.info(s).length, 5);
+  EXPECT_EQ(e.info(s).accepted_length, 3);
+  EXPECT_EQ(e.info(s).rewinds, 1);  // both rows are void
+  EXPECT_EQ(e.probe(tokens(1, 6)), 2);
+  launch(e, s, {60}, 0);  // behind those that are left, as if they stood
+  must(e.manager.accept(s, 2));
+  EXPECT_EQ(e.info(s).accepted_length, 6);
+  EXPECT_EQ(e.probe({1, 2, 3, 4, 5, 60, 1}), 6);
+  must(e.manager.check_invariants());
+}
+
 TEST(Drafts, TokensWithoutNamesAreNamedAsFarAsTheyStand) {
   Engine e({full_group(2, 16)}, kThreeInFlight);
   const SequenceId s = e.open({}, {.late_names = true}).sequence;

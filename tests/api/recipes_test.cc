@@ -64,15 +64,13 @@ class Batch {
     }
     const StepPlan& plan = *must(cache_.plan());
     const std::vector<SequenceId> computed(plan.sequences.begin(), plan.sequences.end());
-    must(cache_.commit(ticket));  // the work is enqueued
+    must(cache_.commit(ticket));    // the work is enqueued
+    must(cache_.complete(ticket));  // the device is done: now its samples are there
     for (const SequenceId id : computed) {
       Request& r = request_of(id);
       const bool whole = must(cache_.info(id)).length == static_cast<std::int32_t>(r.text.size());
-      if (whole) r.text.push_back(next_token(r.text));
-    }
-    must(cache_.complete(ticket));  // the device is done
-    for (const SequenceId id : computed) {
-      if (request_of(id).text.size() < request_of(id).wanted) continue;
+      if (whole) r.text.push_back(next_token(r.text));  // the input of the next step
+      if (r.text.size() < r.wanted) continue;
       must(cache_.close(id));
       std::erase(running_, id);
     }
@@ -166,30 +164,33 @@ TEST(Recipes, ABurstOfTwinsIsComputedOnce) {
   EXPECT_EQ(computed, 40 + 8 * 5);
 }
 
-// The pool has half of what all need together.
-TEST(Recipes, WhoIsPreemptedComesBackWithTheSameText) {
-  Engine e({full_group(4, 12)});
-  KVCacheManager& cache = e.manager;
+// An engine whose pool is too small for all that wait, without promises.
+struct Pressed {
   struct Running {
     SequenceId id;
     Request request;
   };
-  std::list<Running> running;
-  std::deque<Request> waiting;
-  std::vector<Tokens> expected;
-  for (int i = 0; i < 4; ++i) {
-    waiting.push_back({tokens(100 * i, 10), 22});
-    expected.push_back(completed(tokens(100 * i, 10), 22));
-  }
-  std::vector<Tokens> ended;
-  int preempted = 0;
-  for (int steps = 0; ended.size() < expected.size(); ++steps) {
-    ASSERT_LT(steps, 1000);
-    while (!waiting.empty() && cache.admit(waiting.front().text, {}, 1)) {
-      const SequenceId id = must(cache.open(waiting.front().text)).sequence;
-      running.push_back({id, waiting.front()});
-      waiting.pop_front();
+  KVCacheManager& cache;
+  std::list<Running> running{};  // the oldest first
+  std::deque<Request> waiting{};
+  std::deque<PinId> paused{};  // of sessions that wait for their users
+  std::vector<Tokens> ended{};
+
+  void step() {
+    // shown: no room to begin
+    while (!waiting.empty()) {
+      const Result<Admission> fits = cache.admit(waiting.front().text, {}, 1);
+      if (fits) {
+        running.push_back({must(cache.open(waiting.front().text)).sequence, waiting.front()});
+        waiting.pop_front();
+        continue;
+      }
+      if (!running.empty()) break;             // others will end
+      if (paused.empty()) must(fits.error());  // it has all that there is: tell its user
+      must(cache.unpin(paused.front()));       // or a session gives way, the oldest first
+      paused.pop_front();
     }
+    // shown end
     const Ticket ticket = must(cache.begin_step());
     // shown: no room
     for (auto it = running.begin(); it != running.end();) {  // the oldest first
@@ -200,8 +201,9 @@ TEST(Recipes, WhoIsPreemptedComesBackWithTheSameText) {
       }
       const Status& error = n.error();
       if (error.shortage() == nullptr || error.shortage()->never()) must(error);  // tell its user
-      const std::optional<SequenceId> victim = cache.select_victim(VictimPolicy::kLongest);
-      if (!victim) break;            // all others are in the step: this one waits for the next
+      std::optional<SequenceId> victim = cache.select_victim(VictimPolicy::kLongest);
+      if (!victim && it != running.begin()) break;  // older ones are in the step: this one waits
+      if (!victim) victim = running.back().id;  // no end alone frees a block: the youngest go first
       must(cache.preempt(*victim));  // what it has computed stays cached as long as there is room
       const auto gone = std::ranges::find(running, *victim, &Running::id);
       waiting.push_front(gone->request);  // opened again, it computes what was not found
@@ -213,11 +215,10 @@ TEST(Recipes, WhoIsPreemptedComesBackWithTheSameText) {
     const StepPlan& plan = *must(cache.plan());
     const std::vector<SequenceId> computed(plan.sequences.begin(), plan.sequences.end());
     must(cache.finish(ticket));
-    preempted = static_cast<int>(e.counters().sequences_preempted);
     for (const SequenceId id : computed) {
       const auto it = std::ranges::find(running, id, &Running::id);
       Request& r = it->request;
-      if (e.info(id).length < std::ssize(r.text)) continue;
+      if (must(cache.info(id)).length < std::ssize(r.text)) continue;
       r.text.push_back(next_token(r.text));
       if (r.text.size() < r.wanted) continue;
       ended.push_back(r.text);
@@ -225,27 +226,187 @@ TEST(Recipes, WhoIsPreemptedComesBackWithTheSameText) {
       running.erase(it);
     }
   }
-  EXPECT_THAT(ended, ::testing::UnorderedElementsAreArray(expected));
-  EXPECT_GT(preempted, 0);
+  void run() {
+    for (int steps = 0; !running.empty() || !waiting.empty(); ++steps) {
+      if (steps == 1000) throw std::runtime_error("no end after 1000 steps");
+      step();
+    }
+  }
+};
+
+// The pool has half of what all need together.
+TEST(Recipes, WhoIsPreemptedComesBackWithTheSameText) {
+  Engine e({full_group(4, 12)});
+  Pressed engine{e.manager};
+  std::vector<Tokens> expected;
+  for (int i = 0; i < 4; ++i) {
+    engine.waiting.push_back({tokens(100 * i, 10), 22});
+    expected.push_back(completed(tokens(100 * i, 10), 22));
+  }
+  engine.run();
+  EXPECT_THAT(engine.ended, ::testing::UnorderedElementsAreArray(expected));
+  EXPECT_GT(e.counters().sequences_preempted, 0u);
 }
 
+// Five blocks, all of them every sequence's: no end alone frees one, and the first that appends
+// needs a copy.
+TEST(Recipes, ForksThatShareAllOfAFullPoolComeToAnEnd) {
+  Engine e({full_group(4, 5)});
+  Pressed engine{e.manager};
+  const Request request{completed(tokens(1, 18), 18), 20};
+  const Tokens computed(request.text.begin(), request.text.end() - 1);
+  const SequenceId parent = e.say(computed);
+  for (int i = 0; i < 3; ++i) engine.running.push_back({must(e.manager.fork(parent)), request});
+  engine.running.push_front({parent, request});
+  ASSERT_EQ(e.usage().held, 5);
+  EXPECT_EQ(e.manager.select_victim(), std::nullopt);
+  EXPECT_TRUE(must(e.manager.preempt_to(0.5)).empty());
+  engine.run();
+  EXPECT_EQ(engine.ended, std::vector<Tokens>(4, completed(tokens(1, 18), 20)));
+  must(e.manager.check_invariants());
+}
+
+// Blocks that a pin holds come back by unpin() alone.
+TEST(Recipes, ASessionThatWaitsForItsUserGivesWay) {
+  Engine e({full_group(4, 6)});
+  Pressed engine{e.manager};
+  e.cache(tokens(500, 16));
+  engine.paused.push_back(must(e.manager.pin(tokens(500, 16))).pin);
+  engine.waiting.push_back({tokens(1, 6), 13});
+  engine.run();
+  EXPECT_EQ(engine.ended, std::vector<Tokens>{completed(tokens(1, 6), 13)});
+  EXPECT_TRUE(engine.paused.empty());
+}
+
+// Requests that decode with as many steps in flight as the manager allows.
+struct InFlight {
+  struct Row {
+    SequenceId sequence;
+    std::int32_t rewinds;
+    std::int32_t kv_len;
+  };
+  KVCacheManager& cache;
+  std::map<SequenceId, Tokens> texts;  // what is known of each
+  std::deque<std::pair<Ticket, std::vector<Row>>> flight{};
+  int void_rows = 0;
+
+  // What the device says of a row: what follows the tokens that it has read.
+  std::int32_t sampled(const Row& row) const {
+    const Tokens& text = texts.at(row.sequence);
+    return next_token(Tokens(text.begin(), text.begin() + row.kv_len));
+  }
+  void launch() {
+    // shown: two steps
+    const Ticket ticket = must(cache.begin_step());
+    for (const auto& [sequence, text] : texts) {
+      // What a step samples is the input of the next one. If it is not known yet, the next step
+      // takes a token without a name.
+      if (must(cache.info(sequence)).length < std::ssize(text)) {
+        must(cache.append_prompt(sequence, text, 16));
+      } else {
+        must(cache.append_unnamed(sequence, 1));
+      }
+    }
+    const StepPlan& plan = *must(cache.plan());
+    std::vector<Row> rows;
+    for (std::size_t i = 0; i < plan.sequences.size(); ++i) {
+      rows.push_back({plan.sequences[i], plan.rewinds[i], plan.kv_lens[i]});
+    }
+    must(cache.commit(ticket));  // enqueued behind the step before
+    flight.emplace_back(ticket, rows);
+    // shown end
+  }
+  void retire() {
+    // shown: two steps results
+    const auto [ticket, rows] = flight.front();  // the device is done with the oldest step
+    flight.pop_front();
+    must(cache.complete(ticket));
+    for (const Row& row : rows) {
+      const Result<SequenceInfo> info = cache.info(row.sequence);
+      if (!info || info->rewinds != row.rewinds) {
+        ++void_rows;  // it is gone, or was cut back meanwhile
+        continue;
+      }
+      Tokens& text = texts.at(row.sequence);
+      if (row.kv_len < std::ssize(text)) continue;  // a chunk in front of the prompt's end
+      text.push_back(sampled(row));
+      if (info->num_unnamed > 0)  // the step in flight behind it has this token as its input
+        must(cache.set_tokens(row.sequence, {&text.back(), 1}));
+    }
+    // shown end
+  }
+};
+
+// A stop string of three tokens that ends anywhere, seen while later steps are in flight.
 TEST(Recipes, AStopStringGoesBackAndOn) {
-  GroupSpec window = window_group(4, 16, 9);
+  constexpr int kFlight = 2;
+  GroupSpec window = window_group(4, 32, 9);
   // shown: stop strings
-  window.rewind = 8;  // at least the tokens of the longest stop string, less one
-  auto cache = must(KVCacheManager::create({{full_group(4, 32), window}}));
+  // Tokens of the longest stop string less one, and one for each step that may be in flight behind.
+  window.rewind = (3 - 1) + (kFlight - 1);
+  auto cache =
+      must(KVCacheManager::create({{full_group(4, 32), window}}, {.max_steps_in_flight = kFlight}));
   // shown end
-  Engine e({full_group(4, 32), window});
-  const SequenceId s = e.say(tokens(1, 40));
-  Tokens text = tokens(1, 40);
-  const std::size_t stop = 3;  // its last tokens are a stop string, which the answer does not have
-  // shown: stop strings cut
-  text.resize(text.size() - stop);
-  must(e.manager.truncate(s, static_cast<std::int32_t>(text.size())));  // never refused: rewind
-  // shown end
-  EXPECT_EQ(e.info(s).length, 37);
-  e.feed(s, {5});
+  for (std::size_t length = 30; length < 50; ++length) {
+    Engine e({full_group(4, 32), window}, {.max_steps_in_flight = kFlight});
+    OpenOptions silent;
+    silent.publish = Publish::kNothing;  // so the cache has nothing to take back
+    const SequenceId s = e.open(tokens(1, 10), silent).sequence;
+    InFlight engine{e.manager, {{s, tokens(1, 10)}}};
+    engine.launch();
+    while (engine.texts[s].size() < length) {
+      engine.launch();
+      engine.retire();
+    }
+    Tokens& text = engine.texts[s];
+    const std::size_t stop =
+        3;  // its last tokens are a stop string, which the answer does not have
+    EXPECT_EQ(e.info(s).rewind_from, std::ssize(text) - 3);  // not one token to spare
+    // shown: stop strings cut
+    text.resize(text.size() - stop);
+    must(e.manager.truncate(s, static_cast<std::int32_t>(text.size())));  // never refused: rewind
+    // shown end
+    text.push_back(500);  // it goes on with another token; the row in flight is void
+    const Tokens other = text;
+    engine.launch();
+    for (int i = 0; i < kFlight; ++i) engine.retire();
+    EXPECT_EQ(text, completed(other, other.size() + 1));
+    EXPECT_EQ(engine.void_rows, 1);
+  }
   static_cast<void>(cache);
+}
+
+// What was found goes back no further than to where the hit ended, once the cache lets the rest go.
+TEST(Recipes, ARequestThatWasOpenedAgainGoesBackByAnotherOpen) {
+  GroupSpec window = window_group(4, 32, 9);
+  window.rewind = 4;
+  for (const bool is_there : {false, true}) {
+    Engine e({full_group(4, 32), window});
+    KVCacheManager& cache = e.manager;
+    Tokens text = tokens(1, 40);
+    must(cache.preempt(e.say(text)));
+    text.push_back(next_token(text));
+    SequenceId s = e.open(text).sequence;
+    ASSERT_EQ(e.info(s).rewind_from, 40);
+    if (!is_there) must(cache.evict(GroupId(1), 32));
+    const std::size_t stop = 6;
+    // shown: stop strings found
+    text.resize(text.size() - stop);
+    const Status cut = cache.truncate(s, static_cast<std::int32_t>(text.size()));
+    if (!cut) {  // it lies in front of what this request found: rewind_from says so
+      must(cache.close(s));
+      s = must(cache.open(text)).sequence;  // append_prompt() computes what is not found
+    }
+    // shown end
+    EXPECT_EQ(cut.ok(), is_there) << cut.message();
+    text.push_back(7);
+    const Ticket ticket = must(cache.begin_step());
+    must(cache.append_prompt(s, text, 99));
+    must(cache.plan());
+    must(cache.finish(ticket));
+    EXPECT_EQ(e.info(s).length, 36);
+    must(cache.check_invariants());
+  }
 }
 
 TEST(Recipes, ARequestIsGivenUpAtAnyMoment) {
@@ -362,54 +523,68 @@ TEST(Recipes, DraftsGoOnBehindDraftsInFlight) {
 
 TEST(Recipes, TwoStepsInFlightTellOldResultsFromNewOnes) {
   Engine e({full_group(4, 64)}, {.max_steps_in_flight = 2});
+  const SequenceId a = e.open(tokens(1, 24)).sequence;  // two chunks
+  const SequenceId b = e.open(tokens(50, 6)).sequence;
+  InFlight engine{e.manager, {{a, tokens(1, 24)}, {b, tokens(50, 6)}}};
+  engine.launch();
+  for (int i = 0; i < 6; ++i) {
+    engine.launch();
+    engine.retire();
+  }
+  EXPECT_EQ(engine.texts[a], completed(tokens(1, 24), 29));
+  engine.texts[a] = tokens(1, 12);  // what its user has changed
+  must(e.manager.truncate(a, 11));  // its row in flight is void
+  for (int i = 0; i < 3; ++i) {
+    engine.launch();
+    engine.retire();
+  }
+  engine.retire();
+  EXPECT_EQ(engine.void_rows, 1);
+  EXPECT_EQ(engine.texts[a], completed(tokens(1, 12), 15));
+  EXPECT_EQ(engine.texts[b], completed(tokens(50, 6), 16));
+  EXPECT_EQ(e.info(a).length, 14);  // the last sample is the input of a step to come
+  EXPECT_EQ(e.probe(joined(engine.texts[b], {1})), 12);
+  must(e.manager.check_invariants());
+}
+
+// One wrote in the failed step, one found its whole prompt and wrote nothing, one wrote before.
+TEST(Recipes, WhatAFailedDeviceLostIsComputedAgain) {
+  Engine e({full_group(4, 64)}, {.max_steps_in_flight = 2});
   KVCacheManager& cache = e.manager;
-  const SequenceId a = e.say(tokens(1, 6));
-  const SequenceId b = e.say(tokens(50, 6));
-  struct Row {
-    SequenceId sequence;
-    std::int32_t rewinds;
-  };
-  std::deque<std::pair<Ticket, std::vector<Row>>> flight;
-  std::map<std::uint64_t, int> results;
-  const auto launch = [&] {
-    // shown: two steps
-    const Ticket ticket = must(cache.begin_step());
-    const SequenceId sequences[] = {a, b};
-    std::int32_t n = 0;
-    must(cache.append_unnamed_each(sequences, &n));  // their ids are not known yet
-    const StepPlan& plan = *must(cache.plan());
-    std::vector<Row> rows;
-    for (std::size_t i = 0; i < plan.sequences.size(); ++i) {
-      rows.push_back({plan.sequences[i], plan.rewinds[i]});
+  e.cache(tokens(90, 9));
+  const SequenceId writes = e.open(tokens(1, 9)).sequence;
+  const SequenceId found = e.open(tokens(90, 9)).sequence;
+  const SequenceId apart = e.say(tokens(200, 9));
+  InFlight engine{cache, {{writes, tokens(1, 9)}, {found, tokens(90, 9)}}};
+  std::map<SequenceId, Tokens>& texts = engine.texts;
+  auto& flight = engine.flight;
+  engine.launch();
+  std::vector<Tokens> waiting;
+  // shown: failed
+  std::vector<SequenceId> lost;
+  for (const EndedSequence& gone : must(cache.fail(flight.front().first))) {
+    lost.push_back(gone.sequence);  // it wrote in these steps, or has a block that they wrote
+  }
+  for (const auto& [ticket, rows] : flight) {
+    for (const auto& row : rows) {  // those that are open wrote nothing, but have no sample either
+      if (cache.close(row.sequence)) lost.push_back(row.sequence);
     }
-    must(cache.commit(ticket));  // enqueued behind the step before
-    flight.emplace_back(ticket, rows);
-    // shown end
-  };
-  const auto retire = [&] {
-    // shown: two steps results
-    const auto [ticket, rows] = flight.front();  // the device is done with the oldest step
-    for (const auto& [sequence, rewinds] : rows) {
-      const Result<SequenceInfo> info = cache.info(sequence);
-      if (!info || info->rewinds != rewinds) continue;  // it is gone, or was cut back meanwhile
-      const Tokens named = {static_cast<std::int32_t>(results[sequence.value()]++)};
-      must(cache.set_tokens(sequence, named));
-    }
-    must(cache.complete(ticket));
-    flight.pop_front();
-    // shown end
-  };
-  launch();
-  launch();
-  retire();
-  must(cache.truncate(a, 6));  // a stop string: its row in flight is void
-  launch();
-  retire();
-  retire();
-  EXPECT_EQ(results[a.value()], 2);
-  EXPECT_EQ(results[b.value()], 3);
-  EXPECT_EQ(e.info(a).length, 7);
-  EXPECT_EQ(e.info(b).length, 9);
+  }
+  flight.clear();
+  for (const SequenceId sequence : lost) {  // opened again, they find what was there before
+    waiting.push_back(texts.at(sequence));
+    texts.erase(sequence);
+  }
+  // shown end
+  EXPECT_THAT(lost, ::testing::ElementsAre(writes, found));
+  EXPECT_EQ(e.info(apart).length, 9);
+  for (const Tokens& text : waiting) texts[e.open(text).sequence] = text;
+  engine.launch();
+  engine.retire();
+  for (const auto& [sequence, text] : texts)
+    EXPECT_EQ(text, completed(Tokens(text.begin(), text.begin() + 9), 10));
+  EXPECT_EQ(cache.num_sequences(), 3);
+  must(cache.check_invariants());
 }
 
 // A device that keeps the token of each slot. What it reads lies where the plan says: `Arrays` is

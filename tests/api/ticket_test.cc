@@ -537,6 +537,29 @@ TEST(Step, FailClosesAWriterThatHoldsNothingOfItAnyMore) {
   must(e.manager.check_invariants());
 }
 
+// Its only token is in the cache already: the row reads, and what it samples is lost.
+TEST(Step, FailLeavesASequenceOpenThatWroteNothing) {
+  Engine e({full_group(4, 16)});
+  e.cache(tokens(1, 10));
+  const SequenceId s = e.open(tokens(1, 10)).sequence;
+  const SequenceId other = e.open(tokens(1, 10)).sequence;
+  must(e.manager.begin_step());
+  must(e.manager.append(s, Tokens{10}));
+  must(e.manager.append(other, Tokens{11}));  // another token: it writes
+  const StepPlan& plan = *must(e.manager.plan());
+  EXPECT_EQ(plan.groups[0].slot_mapping[0], -1);
+  const Ticket bad = plan.ticket;
+  must(e.manager.commit(bad));
+  EXPECT_THAT(ids_of(must(e.manager.fail(bad))), ElementsAre(other));
+  EXPECT_EQ(e.info(s).length, 10);
+  EXPECT_EQ(e.info(s).rewinds, 0);
+  must(e.manager.close(s));
+  const Opened again = e.open(tokens(1, 10));
+  EXPECT_EQ(again.cached_tokens, 9);
+  EXPECT_THAT(e.feed(again.sequence, {10}).slots, ElementsAre(-1));
+  must(e.manager.check_invariants());
+}
+
 TEST(Step, OfTheSequencesOfASlotThatFailClosedTheLastIsAborted) {
   Engine e({full_group(4, 16)}, {.max_sequences = 1});
   const auto failed = [&] {
@@ -550,6 +573,26 @@ TEST(Step, OfTheSequencesOfASlotThatFailClosedTheLastIsAborted) {
   EXPECT_EQ(e.manager.info(second).error().code(), ErrorCode::kAborted);
   EXPECT_EQ(e.manager.info(first).error().code(), ErrorCode::kNotFound);
   EXPECT_EQ(e.counters().sequences_aborted, 2u);
+}
+
+TEST(Step, UnorderedAChildAppendsOnceTheStepOfItsParentIsComplete) {
+  for (const Order order : {Order::kInOrder, Order::kUnordered}) {
+    Engine e({full_group(4, 16)}, {.order = order});
+    const SequenceId parent = e.open({}).sequence;
+    const Ticket flying = e.launch(parent, tokens(1, 6));
+    const SequenceId child = must(e.manager.fork(parent));
+    const Ticket next = must(e.manager.begin_step());
+    const Status status = e.manager.append(child, Tokens{7});
+    EXPECT_EQ(status.ok(), order == Order::kInOrder) << status.message();
+    must(e.manager.complete(flying));
+    if (!status) {
+      EXPECT_THAT(status.message(), HasSubstr("which is not complete; complete it first"));
+      must(e.manager.append(child, Tokens{7}));
+    }
+    must(e.manager.plan());
+    must(e.manager.finish(next));
+    must(e.manager.check_invariants());
+  }
 }
 
 // A closed sequence waits for its step under kUnordered. Its owner has let it go: that the step

@@ -266,7 +266,8 @@ impl Manager {
 
     /// Opens a sequence that has the same tokens and shares every block: after the prompt's step is
     /// finished, say, so that both sample from the same logits. `FailedPrecondition`: the parent is
-    /// in the open step.
+    /// in the open step. Without stream order the child takes no append before the step of the
+    /// parent's last one is complete.
     pub fn fork(&mut self, parent: Sequence, options: &ForkOptions) -> Result<Sequence> {
         let options = sys::kvfolio_fork_options {
             struct_size: size_of::<sys::kvfolio_fork_options>() as u32,
@@ -299,7 +300,9 @@ impl Manager {
         })
     }
 
-    /// Forgets the tokens from position `num_tokens` on.
+    /// Forgets the tokens from position `num_tokens` on, drafts too; those in front of it stay
+    /// undecided. Refused only below `rewind_from` of the sequence's `info()`: close it, and open
+    /// the first `num_tokens` tokens again.
     pub fn truncate(&mut self, sequence: Sequence, num_tokens: i32) -> Result<()> {
         call(|error| unsafe {
             sys::kvfolio_truncate(self.raw.as_ptr(), sequence.0, num_tokens, error)

@@ -307,8 +307,8 @@ impl Manager {
 
     /// The sequence that the policy would preempt now; `policy` None is that of the options. Returns
     /// None if no sequence qualifies: those in the open step do not, nor those whose end would free
-    /// no block. Then preempt one by your own choice, also one that is in the step; go on until the
-    /// append succeeds, since the end of one sequence may free nothing.
+    /// no block, as forks that share all of theirs. Then preempt by your own choice, the youngest
+    /// first, until the append succeeds, since the end of one sequence may free nothing; or unpin.
     pub fn select_victim(&mut self, policy: Option<Policy>) -> Option<Sequence> {
         let id = unsafe { sys::kvfolio_select_victim(self.raw.as_ptr(), policy_of(policy)) };
         Some(Sequence(id)).filter(|_| id != 0)

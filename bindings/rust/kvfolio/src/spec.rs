@@ -107,7 +107,8 @@ pub struct GroupSpec {
     /// Blocks of the pool; [`fit`] fills it in.
     pub num_blocks: i32,
     /// Tokens that a running sequence of a window group keeps behind its window, so that
-    /// [`truncate`](crate::Manager::truncate) can take back as many.
+    /// [`truncate`](crate::Manager::truncate) can take back as many. A stop string of n tokens takes
+    /// n - 1, one more for each step that may be in flight behind it, and the accepted tokens behind it.
     pub rewind: i32,
 }
 

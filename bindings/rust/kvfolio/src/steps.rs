@@ -569,7 +569,9 @@ impl Manager {
     }
 
     /// The device has failed and is idle. Ends every step from `ticket` on and closes each sequence
-    /// that they wrote to, or that holds a block of theirs.
+    /// that they wrote to, or that holds a block of theirs. One that found its whole prompt and
+    /// appended only its last token wrote nothing: it stays open, with its length and rewinds, and
+    /// what it sampled is lost. Close it too, and open its text again.
     pub fn fail(&mut self, ticket: Ticket) -> Result<&[Ended]> {
         let this = self.raw.as_ptr();
         let list =
@@ -587,7 +589,8 @@ impl Manager {
         })
     }
 
-    /// Names the oldest unnamed tokens of a sequence, in order.
+    /// Names the oldest unnamed tokens of a sequence, in order. What a step samples is the input of
+    /// the next one.
     pub fn set_tokens(&mut self, sequence: Sequence, tokens: &[i32]) -> Result<()> {
         let (this, n) = (self.raw.as_ptr(), tokens.len() as i64);
         call(|error| unsafe {
