@@ -1168,14 +1168,16 @@ KVFOLIO_C_API int32_t kvfolio_block_store_hold(kvfolio_block_store* store, const
 KVFOLIO_C_API int32_t kvfolio_block_store_release(kvfolio_block_store* store, const int32_t* blocks,
                                                   int64_t num_blocks, kvfolio_error* error);
 // The block to write in place of this one: itself, or if others hold it too a copy, to which the
-// caller's reference moves.
+// caller's reference moves. KVFOLIO_ERR_RESOURCE_EXHAUSTED: no block is free for the copy.
+// KVFOLIO_ERR_UNAVAILABLE: the memory failed; the block is as it was, and the call may be made
+// again.
 KVFOLIO_C_API int32_t kvfolio_block_store_make_writable(kvfolio_block_store* store, int32_t block,
                                                         int32_t* out, kvfolio_error* error);
 // 0: it is free.
 KVFOLIO_C_API int32_t kvfolio_block_store_ref_count(const kvfolio_block_store* store, int32_t block,
                                                     int32_t* out, kvfolio_error* error);
 // Images of blocks, as kvfolio_storage_read_blocks(). A block with several references is not
-// written.
+// written. KVFOLIO_ERR_UNAVAILABLE: the memory failed; what was to be written may have any bytes.
 KVFOLIO_C_API int32_t kvfolio_block_store_read(const kvfolio_block_store* store,
                                                const int32_t* blocks, int64_t num_blocks,
                                                void* images, int64_t image_bytes,
