@@ -484,7 +484,8 @@ func (c *Cache) Fail(ticket Ticket) ([]Ended, error) {
 
 // Accept decides on the drafts of the oldest append that has some: the first numAccepted of them
 // stand. If that is fewer than all, what was appended behind them is cut as well, and Info.Rewinds
-// counts it: the sequence's rows in steps in flight are void then.
+// counts it: the sequence's rows in steps in flight are void then. Due once for each append with
+// drafts; for one without, such as a chunk of a prompt, it would decide on those of a later one.
 func (c *Cache) Accept(sequence Sequence, numAccepted int) error {
 	s := take()
 	return c.done(s, C.go_accept(c.h(), C.kvfolio_sequence(sequence), i32(numAccepted), &s.err))

@@ -640,7 +640,8 @@ KVFOLIO_C_API int32_t kvfolio_fail(kvfolio_manager* manager, kvfolio_ticket tick
                                    kvfolio_error* error);
 // Decides on the drafts of the oldest append that has some: the first num_accepted of them stand.
 // Fewer than all: what was appended behind is cut as well, and kvfolio_sequence_info.rewinds counts
-// it: rows of steps in flight are void then.
+// it: rows of steps in flight are void then. Due once for each append with drafts; for one
+// without, such as a chunk of a prompt, it would decide on those of a later one.
 KVFOLIO_C_API int32_t kvfolio_accept(kvfolio_manager* manager, kvfolio_sequence sequence,
                                      int32_t num_accepted, kvfolio_error* error);
 

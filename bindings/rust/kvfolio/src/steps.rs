@@ -580,7 +580,9 @@ impl Manager {
 
     /// Decides on the drafts of the oldest append that has some: the first `num_accepted` of them
     /// stand. If that is fewer than all, what was appended behind them is cut as well, and
-    /// `rewinds` of the sequence's info counts it: its rows in steps in flight are void then.
+    /// `rewinds` of the sequence's info counts it: its rows in steps in flight are void then. Due
+    /// once for each append with drafts; for one without, such as a chunk of a prompt, it would
+    /// decide on those of a later one.
     pub fn accept(&mut self, sequence: Sequence, num_accepted: i32) -> Result<()> {
         call(|error| unsafe {
             sys::kvfolio_accept(self.raw.as_ptr(), sequence.0, num_accepted, error)
