@@ -375,7 +375,7 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 }
 
 // TableOf returns the block table of the i-th sequence of the plan in a group. It panics if there is no
-// such group or sequence, or the plan has no block tables.
+// such plan, group or sequence, or the plan has no block tables.
 func (p *Plan) TableOf(group, i int) []int32 {
 	g := &p.Groups[group]
 	return g.BlockTable[i*g.BlockTableStride : (i+1)*g.BlockTableStride]
@@ -383,9 +383,12 @@ func (p *Plan) TableOf(group, i int) []int32 {
 
 func clone(s []int32) []int32 { return append([]int32(nil), s...) }
 
-// Clone returns a copy in Go memory that stays valid.
+// Clone returns a copy in Go memory that stays valid, and nil for nil.
 func (p *Plan) Clone() *Plan {
 	out := &Plan{
+	if p == nil {
+		return nil
+	}
 		Ticket:        p.Ticket,
 		NumTokens:     p.NumTokens,
 		Sequences:     append([]Sequence(nil), p.Sequences...),
