@@ -304,8 +304,9 @@ func sliceOf64(a *C.kvfolio_i64s) []int64 {
 	return unsafe.Slice((*int64)(a.data), int(a.size))
 }
 
-// PlanBytes returns how many bytes of PlanOptions.Memory every plan with these options fits into. An
-// error if they leave a size open.
+// PlanBytes returns how many bytes of PlanOptions.Memory every plan with these options fits into.
+// ErrInvalidArgument: they leave a size open (PaddedSequences, PaddedTokens, a TableStride), or a size
+// is out of range.
 func (c *Cache) PlanBytes(options *PlanOptions) (int64, error) {
 	s := take()
 	strides := options.toC(&s.plan)
@@ -385,10 +386,10 @@ func clone(s []int32) []int32 { return append([]int32(nil), s...) }
 
 // Clone returns a copy in Go memory that stays valid, and nil for nil.
 func (p *Plan) Clone() *Plan {
-	out := &Plan{
 	if p == nil {
 		return nil
 	}
+	out := &Plan{
 		Ticket:        p.Ticket,
 		NumTokens:     p.NumTokens,
 		Sequences:     append([]Sequence(nil), p.Sequences...),
@@ -432,8 +433,9 @@ func (c *Cache) RunCopies() error {
 }
 
 // Commit says that the work is enqueued: lengths advance, the next step may begin. An error, and the
-// step stays open, if a sequence was appended after its last Plan, or if a cache with storage has
-// copies that have not run (RunCopies, or Options.CopiesByHost).
+// step stays open, if since its last Plan a sequence was appended, whose K and V were never written,
+// or was taken out (Undo, Preempt, Cancel), whose slots may be another's by now; or if a cache with
+// storage has copies that have not run (RunCopies, or Options.CopiesByHost).
 func (c *Cache) Commit(ticket Ticket) error {
 	s := take()
 	return c.done(s, C.go_commit(c.h(), C.kvfolio_ticket(ticket), &s.err))

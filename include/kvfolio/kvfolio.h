@@ -610,17 +610,21 @@ typedef struct kvfolio_step_plan {
 KVFOLIO_C_API int32_t kvfolio_plan(kvfolio_manager* manager, const kvfolio_plan_options* options,
                                    kvfolio_step_plan* out, kvfolio_group_plan* groups,
                                    int32_t num_groups, kvfolio_error* error);
-// Bytes of memory that every plan with these options fits into.
+// Bytes of memory that every plan with these options fits into. KVFOLIO_ERR_INVALID_ARGUMENT: they
+// leave a size open (padded_sequences, padded_tokens, a table_stride), or a size is out of range.
 KVFOLIO_C_API int32_t kvfolio_plan_bytes(const kvfolio_manager* manager,
                                          const kvfolio_plan_options* options, int64_t* bytes,
                                          kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_run_copies(kvfolio_manager* manager, kvfolio_error* error);
-// KVFOLIO_ERR_FAILED_PRECONDITION, and the step stays open: a sequence was appended after its last
-// kvfolio_plan(), or with storage its copies have not run (and not copies_by_host).
+// KVFOLIO_ERR_FAILED_PRECONDITION, and the step stays open: since its last kvfolio_plan() a
+// sequence was appended, whose K and V were never written, or taken out (undo, preempt, cancel),
+// whose slots may be another's by now; or with storage its copies have not run (and not
+// copies_by_host).
 KVFOLIO_C_API int32_t kvfolio_commit(kvfolio_manager* manager, kvfolio_ticket ticket,
                                      kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_complete(kvfolio_manager* manager, kvfolio_ticket ticket,
                                        kvfolio_error* error);
+// Commits and completes. Errors as kvfolio_commit().
 KVFOLIO_C_API int32_t kvfolio_finish(kvfolio_manager* manager, kvfolio_ticket ticket,
                                      kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_drop(kvfolio_manager* manager, kvfolio_ticket ticket,

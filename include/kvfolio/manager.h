@@ -193,7 +193,7 @@ class KVFOLIO_API KVCacheManager {
   // before stays. kUnsupported: FlashInfer arrays, if a sequence's trim cuts through a block or an
   // int32 cannot count the table entries. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
-  // The size of PlanOptions::memory. kInvalidArgument: the options leave a size open.
+  // The size of PlanOptions::memory. kInvalidArgument: they leave a size open, or one cannot be.
   [[nodiscard]] Result<std::int64_t> plan_bytes(const PlanOptions& options) const;
   // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
   // kFailedPrecondition (commit and drop): `ticket` is not the open step. Only commit(): the step
