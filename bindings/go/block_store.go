@@ -92,7 +92,8 @@ func (b *BlockStore) Release(blocks []int32) error {
 }
 
 // MakeWritable returns the block to write in place of this one: itself, or if others hold it too a
-// copy, to which the caller's reference moves.
+// copy, to which the caller's reference moves. ErrUnavailable: the memory failed; the block is as it
+// was, and the call may be made again.
 func (b *BlockStore) MakeWritable(block int) (int, error) {
 	s := take()
 	code := C.kvfolio_block_store_make_writable(b.p(), i32(block), &s.i32[0], &s.err)

@@ -71,12 +71,17 @@ type Error struct {
 }
 
 // Error returns the message with the name of its code.
-func (e *Error) Error() string { return "kvfolio: " + e.Code.Error() + ": " + e.Message }
+func (e *Error) Error() string {
+	if e == nil {
+		return "kvfolio: no error"
+	}
+	return "kvfolio: " + e.Code.Error() + ": " + e.Message
+}
 
 // Is reports whether target is the code of the error.
 func (e *Error) Is(target error) bool {
 	code, ok := target.(Code)
-	return ok && code == e.Code
+	return ok && e != nil && code == e.Code
 }
 
 func failf(code Code, format string, arguments ...interface{}) error {

@@ -262,6 +262,9 @@ func (c *Cache) Gather(sequence Sequence, group, layer, first int, k, v Rows) er
 
 // token checks k and v of one token and head of a view; either may be none.
 func (v *View) token(call string, k, value *Rows) (DType, error) {
+	if v.p() == nil {
+		return 0, failf(ErrFailedPrecondition, "%s: the View, or what it shows, is closed", call)
+	}
 	for _, r := range []struct {
 		rows    *Rows
 		name    string
@@ -558,7 +561,7 @@ type Batch struct {
 // Batch returns the arrays of one group of the plan; they live as long as those. A group that the
 // plan does not have gives an empty batch, which Attend refuses.
 func (p *Plan) Batch(group int) Batch {
-	if group < 0 || group >= len(p.Groups) {
+	if p == nil || group < 0 || group >= len(p.Groups) {
 		return Batch{}
 	}
 	return Batch{

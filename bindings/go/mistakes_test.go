@@ -71,6 +71,35 @@ func TestASequenceThatThePlanLacksIsNotCommitted(t *testing.T) {
 	must(t, c.Finish(ticket))
 }
 
+func TestAPlanWithASequenceThatLeftSinceIsNotCommitted(t *testing.T) {
+	c := newTestCache(t, small(16), nil)
+	for _, leave := range []func(Sequence) error{c.Undo, c.Preempt, c.Cancel} {
+		stays, err := c.Open(nil, nil)
+		must(t, err)
+		leaves, err := c.Open(nil, nil)
+		must(t, err)
+		ticket, err := c.BeginStep(0)
+		must(t, err)
+		must(t, c.Append(stays.Sequence, []int32{1, 2}, 0))
+		must(t, c.Append(leaves.Sequence, []int32{3}, 0))
+		_, err = c.Plan(nil)
+		must(t, err)
+		must(t, leave(leaves.Sequence))
+		for _, end := range []func(Ticket) error{c.Commit, c.Finish} {
+			e := wants(t, end(ticket), ErrFailedPrecondition)
+			if !strings.Contains(e.Message, "1 sequence that was taken out since") {
+				t.Fatal(e)
+			}
+		}
+		_, err = c.Plan(nil) // the step is open still
+		must(t, err)
+		must(t, c.Finish(ticket))
+		info, err := c.Info(stays.Sequence)
+		must(t, err)
+		equal(t, "length", info.Length, 2)
+	}
+}
+
 func TestTheWholePromptBehindAHitIsRefused(t *testing.T) {
 	c := newTestCache(t, small(16), nil)
 	prompt := tokensFrom(1, 10)

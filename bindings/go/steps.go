@@ -305,8 +305,9 @@ func sliceOf64(a *C.kvfolio_i64s) []int64 {
 	return unsafe.Slice((*int64)(a.data), int(a.size))
 }
 
-// PlanBytes returns how many bytes of PlanOptions.Memory every plan with these options fits into. An
-// error if they leave a size open.
+// PlanBytes returns how many bytes of PlanOptions.Memory every plan with these options fits into.
+// ErrInvalidArgument: they leave a size open (PaddedSequences, PaddedTokens, a TableStride), or a size
+// is out of range.
 func (c *Cache) PlanBytes(options *PlanOptions) (int64, error) {
 	s := take()
 	strides := options.toC(&s.plan)
@@ -376,7 +377,7 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 }
 
 // TableOf returns the block table of the i-th sequence of the plan in a group. It panics if there is no
-// such group or sequence, or the plan has no block tables.
+// such plan, group or sequence, or the plan has no block tables.
 func (p *Plan) TableOf(group, i int) []int32 {
 	g := &p.Groups[group]
 	return g.BlockTable[i*g.BlockTableStride : (i+1)*g.BlockTableStride]
@@ -384,8 +385,11 @@ func (p *Plan) TableOf(group, i int) []int32 {
 
 func clone(s []int32) []int32 { return append([]int32(nil), s...) }
 
-// Clone returns a copy in Go memory that stays valid.
+// Clone returns a copy in Go memory that stays valid, and nil for nil.
 func (p *Plan) Clone() *Plan {
+	if p == nil {
+		return nil
+	}
 	out := &Plan{
 		Ticket:        p.Ticket,
 		NumTokens:     p.NumTokens,
@@ -430,8 +434,9 @@ func (c *Cache) RunCopies() error {
 }
 
 // Commit says that the work is enqueued: lengths advance, the next step may begin. An error, and the
-// step stays open, if a sequence was appended after its last Plan, or if a cache with storage has
-// copies that have not run (RunCopies, or Options.CopiesByHost).
+// step stays open, if since its last Plan a sequence was appended, whose K and V were never written,
+// or was taken out (Undo, Preempt, Cancel), whose slots may be another's by now; or if a cache with
+// storage has copies that have not run (RunCopies, or Options.CopiesByHost).
 func (c *Cache) Commit(ticket Ticket) error {
 	s := take()
 	return c.done(s, C.go_commit(c.h(), C.kvfolio_ticket(ticket), &s.err))
@@ -487,7 +492,8 @@ func (c *Cache) Fail(ticket Ticket) ([]Ended, error) {
 
 // Accept decides on the drafts of the oldest append that has some: the first numAccepted of them
 // stand. If that is fewer than all, what was appended behind them is cut as well, and Info.Rewinds
-// counts it: the sequence's rows in steps in flight are void then.
+// counts it: the sequence's rows in steps in flight are void then. Due once for each append with
+// drafts; for one without, such as a chunk of a prompt, it would decide on those of a later one.
 func (c *Cache) Accept(sequence Sequence, numAccepted int) error {
 	s := take()
 	return c.done(s, C.go_accept(c.h(), C.kvfolio_sequence(sequence), i32(numAccepted), &s.err))

@@ -285,9 +285,9 @@ type memory interface{ isClosed() bool }
 
 func (s *Storage) isClosed() bool { return s.p() == nil }
 
-// p is null once the view or its memory is closed.
+// p is null once the view or its memory is closed; a View that no call made shows nothing.
 func (v *View) p() *C.kvfolio_view {
-	if v == nil || v.shown.isClosed() {
+	if v == nil || v.shown == nil || v.shown.isClosed() {
 		return nil
 	}
 	return v.c

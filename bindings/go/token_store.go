@@ -111,6 +111,9 @@ func (t *TokenStore) Copy() (*TokenStore, error) {
 
 // rows checks that k and v are rows without gaps of the shape of the store; one may be none.
 func (t *TokenStore) rows(call string, k, v *Rows) (n int, dtype DType, err error) {
+	if t.p() == nil {
+		return 0, 0, failf(ErrFailedPrecondition, "%s: the TokenStore is closed", call)
+	}
 	for i, r := range []*Rows{k, v} {
 		if r.isNone() {
 			continue

@@ -77,13 +77,15 @@ class BlockStore {
   // The block to write in place of this one (copy-on-write). If the caller's reference is the only
   // one: the block itself. Otherwise a free block with a copy of its bytes, all layers; the
   // caller's reference moves to that. Errors: as release(); kResourceExhausted: none is free.
+  // kUnavailable: the memory failed. The block is as it was, and the call may be made again.
   [[nodiscard]] KVFOLIO_API Result<BlockId> make_writable(BlockId block);
 
   // Copies images of blocks (storage.h says what lies where) out, one behind the other, or in.
   // kInvalidArgument: no such block, or images.size() is not the number of blocks times
   // block_image_bytes(). kFailedPrecondition: a block is free; write() also if it has several
   // references, since all its holders would read the new bytes. kUnsupported: the memory is a
-  // device's, and its resource does not copy to the CPU.
+  // device's, and its resource does not copy to the CPU. kUnavailable: the memory failed; what was
+  // to be written, `images` or the blocks, may have any bytes.
   KVFOLIO_API Status read(std::span<const std::int32_t> blocks, std::span<std::byte> images) const;
   KVFOLIO_API Status write(std::span<const std::int32_t> blocks, std::span<const std::byte> images);
 

@@ -618,17 +618,21 @@ typedef struct kvfolio_step_plan {
 KVFOLIO_C_API int32_t kvfolio_plan(kvfolio_manager* manager, const kvfolio_plan_options* options,
                                    kvfolio_step_plan* out, kvfolio_group_plan* groups,
                                    int32_t num_groups, kvfolio_error* error);
-// Bytes of memory that every plan with these options fits into.
+// Bytes of memory that every plan with these options fits into. KVFOLIO_ERR_INVALID_ARGUMENT: they
+// leave a size open (padded_sequences, padded_tokens, a table_stride), or a size is out of range.
 KVFOLIO_C_API int32_t kvfolio_plan_bytes(const kvfolio_manager* manager,
                                          const kvfolio_plan_options* options, int64_t* bytes,
                                          kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_run_copies(kvfolio_manager* manager, kvfolio_error* error);
-// KVFOLIO_ERR_FAILED_PRECONDITION, and the step stays open: a sequence was appended after its last
-// kvfolio_plan(), or with storage its copies have not run (and not copies_by_host).
+// KVFOLIO_ERR_FAILED_PRECONDITION, and the step stays open: since its last kvfolio_plan() a
+// sequence was appended, whose K and V were never written, or taken out (undo, preempt, cancel),
+// whose slots may be another's by now; or with storage its copies have not run (and not
+// copies_by_host).
 KVFOLIO_C_API int32_t kvfolio_commit(kvfolio_manager* manager, kvfolio_ticket ticket,
                                      kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_complete(kvfolio_manager* manager, kvfolio_ticket ticket,
                                        kvfolio_error* error);
+// Commits and completes. Errors as kvfolio_commit().
 KVFOLIO_C_API int32_t kvfolio_finish(kvfolio_manager* manager, kvfolio_ticket ticket,
                                      kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_drop(kvfolio_manager* manager, kvfolio_ticket ticket,
@@ -651,7 +655,8 @@ KVFOLIO_C_API int32_t kvfolio_fail(kvfolio_manager* manager, kvfolio_ticket tick
                                    kvfolio_error* error);
 // Decides on the drafts of the oldest append that has some: the first num_accepted of them stand.
 // Fewer than all: what was appended behind is cut as well, and kvfolio_sequence_info.rewinds counts
-// it: rows of steps in flight are void then.
+// it: rows of steps in flight are void then. Due once for each append with drafts; for one
+// without, such as a chunk of a prompt, it would decide on those of a later one.
 KVFOLIO_C_API int32_t kvfolio_accept(kvfolio_manager* manager, kvfolio_sequence sequence,
                                      int32_t num_accepted, kvfolio_error* error);
 
@@ -1182,14 +1187,16 @@ KVFOLIO_C_API int32_t kvfolio_block_store_hold(kvfolio_block_store* store, const
 KVFOLIO_C_API int32_t kvfolio_block_store_release(kvfolio_block_store* store, const int32_t* blocks,
                                                   int64_t num_blocks, kvfolio_error* error);
 // The block to write in place of this one: itself, or if others hold it too a copy, to which the
-// caller's reference moves.
+// caller's reference moves. KVFOLIO_ERR_RESOURCE_EXHAUSTED: no block is free for the copy.
+// KVFOLIO_ERR_UNAVAILABLE: the memory failed; the block is as it was, and the call may be made
+// again.
 KVFOLIO_C_API int32_t kvfolio_block_store_make_writable(kvfolio_block_store* store, int32_t block,
                                                         int32_t* out, kvfolio_error* error);
 // 0: it is free.
 KVFOLIO_C_API int32_t kvfolio_block_store_ref_count(const kvfolio_block_store* store, int32_t block,
                                                     int32_t* out, kvfolio_error* error);
 // Images of blocks, as kvfolio_storage_read_blocks(). A block with several references is not
-// written.
+// written. KVFOLIO_ERR_UNAVAILABLE: the memory failed; what was to be written may have any bytes.
 KVFOLIO_C_API int32_t kvfolio_block_store_read(const kvfolio_block_store* store,
                                                const int32_t* blocks, int64_t num_blocks,
                                                void* images, int64_t image_bytes,

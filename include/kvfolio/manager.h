@@ -123,8 +123,7 @@ class KVFOLIO_API KVCacheManager {
   // function, and every cached block counts as room, so the answer is exact. After a prompt that
   // was found whole, admit() takes the next token to be the prompt's last one. If the demands do
   // not fit with all copies, some are planned in place (append() says how), the last demand first.
-  // Each sequence does as planned when it appends in that step; the order of the appends does not
-  // matter.
+  // Each sequence does as planned when it appends in that step, whatever the order of the appends.
   // Nothing changes but table entries, which an admitted sequence keeps until it is closed. Only
   // those of its tables are promised: a sequence that is short of entries for the tokens that it
   // keeps to publish stops publishing (publications_skipped), even if the call is then refused.
@@ -194,7 +193,7 @@ class KVFOLIO_API KVCacheManager {
   // before stays. kUnsupported: FlashInfer arrays, if a sequence's trim cuts through a block or an
   // int32 cannot count the table entries. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
-  // The size of PlanOptions::memory. kInvalidArgument: the options leave a size open.
+  // The size of PlanOptions::memory. kInvalidArgument: they leave a size open, or one cannot be.
   [[nodiscard]] Result<std::int64_t> plan_bytes(const PlanOptions& options) const;
   // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
   // kFailedPrecondition (commit and drop): `ticket` is not the open step. Only commit(): the step
@@ -294,8 +293,9 @@ class KVFOLIO_API KVCacheManager {
                          std::span<const std::int32_t> tokens, std::int32_t* num_named);
   // Decides on the drafts of the oldest append that has some: the first `num_accepted` stand. If
   // all do, so does what was appended behind, up to the next draft; else all behind is cut, and the
-  // rows of later appends are void (SequenceInfo::rewinds). kFailedPrecondition: the sequence is in
-  // the open step. kInvalidArgument: more drafts than that append has.
+  // rows of later appends are void (SequenceInfo::rewinds). Due once for each append with drafts;
+  // for one without, such as a chunk of a prompt, it would decide on those of a later one.
+  // kFailedPrecondition: it is in the open step. kInvalidArgument: more than that append's drafts.
   Status accept(SequenceId sequence, std::int32_t num_accepted);
   // Runs the copies of the open step on the manager's own storage, once per step, which then takes
   // no more appends. Engines that run them themselves, as with several steps in flight (in stream

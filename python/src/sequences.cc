@@ -124,7 +124,9 @@ void add_cuts(nb::class_<Manager>& c) {
           "Decides on the drafts of the oldest append that has some: the first num_accepted of "
           "them "
           "stand. If that is fewer than all, what was appended behind them is cut as well, and "
-          "SequenceInfo.rewinds counts it: its rows in steps in flight are void then.")
+          "SequenceInfo.rewinds counts it: its rows in steps in flight are void then. Due once for "
+          "each append with drafts; for one without, such as a chunk of a prompt, it would decide "
+          "on those of a later one.")
       .def(
           "close",
           [](const Manager& manager, Id sequence) {

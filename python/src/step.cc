@@ -265,15 +265,15 @@ void add_appends(nb::class_<Step>& c) {
 void add_ends(nb::class_<Step>& c) {
   c.def("commit", &Step::commit,
         "The work is enqueued: lengths advance and the next step may begin. "
-        "FailedPrecondition, and the step stays open: a sequence was appended after the last "
-        "plan(), which lacks it; or a manager with a Storage has copies that run_copies() has not "
-        "run.")
+        "FailedPrecondition, and the step stays open: since the last plan() a sequence was "
+        "appended, which it lacks, or taken out (undo, preempt, cancel), whose slots may be "
+        "another's by now; or a manager with a Storage has copies that run_copies() has not run.")
       .def(
           "complete", [](const Step& step) { complete(step.state(), step.ticket()); },
           "The device has finished the step (in_order: and all earlier ones).")
       .def(
           "finish", [](Step& step) { check(step.end(&KVCacheManager::finish)); },
-          "commit() and complete().")
+          "commit() and complete(). Refused as commit() is.")
       .def(
           "drop", [](Step& step) { check(step.end(&KVCacheManager::drop)); },
           "Ends the open step and undoes all of its appends.")
@@ -379,7 +379,7 @@ void add_plan_bytes(nb::class_<Manager>& c) {
               "table_stride: kvfolio._types.Int32Input = (), padded_sequences: int = 0, "
               "padded_tokens: int = 0, int64_slots: bool = False) -> int"),
       "Bytes of memory that every Step.plan() with these options fits into. InvalidArgument: they "
-      "leave a size open.");
+      "leave a size open, or one is out of range.");
 }
 
 }  // namespace

@@ -88,6 +88,30 @@ def test_a_sequence_that_the_plan_lacks_is_not_committed(manager):
     manager.check_invariants()
 
 
+@pytest.mark.parametrize("end", ["commit", "finish"])
+def test_a_plan_with_a_sequence_that_left_since_is_not_committed(manager, end):
+    stays, leaves = manager.open([])[0], manager.open([])[0]
+    step = manager.step()
+    step.append(stays, range(3))
+    step.append(leaves, range(5))
+    step.plan()
+    step.undo(leaves)
+    with pytest.raises(kv.FailedPrecondition, match="1 sequence that was taken out since"):
+        getattr(step, end)()
+    assert step.is_open
+    assert step.plan().num_tokens == 3
+    step.finish()
+    with pytest.raises(kv.FailedPrecondition, match="taken out since"):
+        with manager.step() as step:
+            step.append(stays, [1])
+            step.append(leaves, [1])
+            step.plan()
+            manager.preempt(leaves)
+    assert not step.is_open
+    assert manager.info(stays).length == 3
+    manager.check_invariants()
+
+
 def test_the_whole_prompt_behind_a_hit_is_refused():
     m = kv.Manager(SPEC)
     sequence, _ = m.open(range(40))

@@ -129,8 +129,12 @@ Result<BlockId> BlockStore::make_writable(BlockId block) {
                          " references, and for a copy 0 of ", num_blocks_, " blocks are free"));
   }
   const std::int32_t to = copy.value();
-  const Status copied = storage_.copy_blocks(GroupId(0), {&from, 1}, {&to, 1});
-  KVFOLIO_CHECK(copied.ok());  // both are blocks of the group
+  // Both are blocks of the group: what can fail here is the memory.
+  if (Status copied = storage_.copy_blocks(GroupId(0), {&from, 1}, {&to, 1}); !copied.ok()) {
+    KVFOLIO_CHECK(pool_.release(copy));
+    pool_.make_free(copy);
+    return copied;
+  }
   KVFOLIO_CHECK(!pool_.release(block));
   return copy;
 }

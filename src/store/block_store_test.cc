@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kvfolio/kernels.h"
+#include "storage/failing_memory.h"
 
 namespace kvfolio {
 namespace {
@@ -146,6 +147,25 @@ TEST(BlockStore, ACopyThatHasNoRoomChangesNothing) {
   EXPECT_EQ(*store.ref_count(BlockId(all[1])), 2);
   expect_refused(store.make_writable(BlockId(9)).error(), ErrorCode::kInvalidArgument,
                  "make_writable: block 9, the store has 3 blocks");
+}
+
+TEST(BlockStore, ACopyThatTheMemoryDoesNotMakeChangesNothing) {
+  test::FailingMemory memory;
+  BlockStore store = std::move(*BlockStore::create(kSmall, &memory));
+  const std::int32_t block = store.allocate()->value();
+  ASSERT_TRUE(store.write({&block, 1}, image_with(store, 7)).ok());
+  ASSERT_TRUE(store.hold({&block, 1}).ok());
+  memory.fail_run(1);
+  expect_refused(store.make_writable(BlockId(block)).error(), ErrorCode::kUnavailable,
+                 "block copy: the memory resource failed (timed out): the cable was cut");
+  EXPECT_EQ(*store.ref_count(BlockId(block)), 2);
+  EXPECT_EQ(store.num_free(), 2);
+  EXPECT_EQ(image_of(store, block), image_with(store, 7));
+  const std::int32_t copy = store.make_writable(BlockId(block))->value();  // again, and it works
+  EXPECT_NE(copy, block);
+  EXPECT_EQ(*store.ref_count(BlockId(block)), 1);
+  EXPECT_EQ(store.num_free(), 1);
+  EXPECT_EQ(image_of(store, copy), image_with(store, 7));
 }
 
 TEST(BlockStore, FreeBlocksAreNeitherReadNorWritten) {

@@ -145,6 +145,10 @@ static void mistakes_of_a_host_are_refused(void) {
     MUST(kvfolio_append(m, late, tokens, 1, 0, &g_error));
     CHECK(kvfolio_commit(m, step, &g_error) == KVFOLIO_ERR_FAILED_PRECONDITION);
     CHECK(strstr(g_error.message, "1 of the 2 sequences") != NULL);
+    MUST(kvfolio_plan(m, NULL, &plan, NULL, 0, &g_error));
+    MUST(kvfolio_undo(m, late, &g_error));
+    CHECK(kvfolio_commit(m, step, &g_error) == KVFOLIO_ERR_FAILED_PRECONDITION);
+    CHECK(strstr(g_error.message, "1 sequence that was taken out since") != NULL);
     MUST(kvfolio_drop(m, step, &g_error));
 
     MUST(kvfolio_close(m, parent, &g_error));

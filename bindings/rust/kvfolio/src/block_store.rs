@@ -137,7 +137,8 @@ impl BlockStore {
     }
 
     /// The block to write in place of this one: itself, or if others hold it too a copy, to which
-    /// the caller's reference moves.
+    /// the caller's reference moves. [`Error::Unavailable`](crate::Error::Unavailable): the memory
+    /// failed; the block is as it was, and the call may be made again.
     pub fn make_writable(&mut self, block: i32) -> Result<i32> {
         let mut out = 0;
         call(|error| unsafe {

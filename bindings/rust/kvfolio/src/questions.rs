@@ -404,7 +404,8 @@ impl Manager {
     }
 
     /// Bytes of memory for [`plan_in`](crate::Step::plan_in) that every plan with these options fits
-    /// into. An error if they leave a size open.
+    /// into. [`Error::InvalidArgument`](crate::Error::InvalidArgument): they leave a size open
+    /// (`padded_sequences`, `padded_tokens`, a `table_stride`), or a size is out of range.
     pub fn plan_bytes(&self, options: &PlanOptions<'_>) -> Result<i64> {
         let (this, options, mut out) = (self.raw.as_ptr(), options.to_c(), 0);
         call(|error| unsafe { sys::kvfolio_plan_bytes(this, &options, &mut out, error) })?;

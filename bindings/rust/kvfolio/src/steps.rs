@@ -277,9 +277,10 @@ impl<'c> Step<'c> {
     /// The work is enqueued: lengths advance, the next step may begin. The plan cannot be read any
     /// more through the step; [`Manager::plan_of`] gives it until the step is complete.
     ///
-    /// Refused, and rolled back, is a step that has a sequence which was appended after its last
-    /// plan, and on storage one whose copies have not run (see
-    /// [`Options::copies_by_host`](crate::Options::copies_by_host)).
+    /// Refused, and rolled back as a whole, is a step whose sequences are not those of its last plan:
+    /// one was appended since, or taken out ([`Step::undo`], [`Manager::preempt`],
+    /// [`Manager::cancel`]), so plan again before. So is, on storage, a step whose copies have not run
+    /// (see [`Options::copies_by_host`](crate::Options::copies_by_host)).
     pub fn commit(self) -> Result<Ticket> {
         call(|error| unsafe {
             sys::kvfolio_commit(self.manager.raw.as_ptr(), self.ticket, error)
@@ -582,7 +583,9 @@ impl Manager {
 
     /// Decides on the drafts of the oldest append that has some: the first `num_accepted` of them
     /// stand. If that is fewer than all, what was appended behind them is cut as well, and
-    /// `rewinds` of the sequence's info counts it: its rows in steps in flight are void then.
+    /// `rewinds` of the sequence's info counts it: its rows in steps in flight are void then. Due
+    /// once for each append with drafts; for one without, such as a chunk of a prompt, it would
+    /// decide on those of a later one.
     pub fn accept(&mut self, sequence: Sequence, num_accepted: i32) -> Result<()> {
         call(|error| unsafe {
             sys::kvfolio_accept(self.raw.as_ptr(), sequence.0, num_accepted, error)

@@ -87,6 +87,32 @@ fn sequence_that_the_plan_lacks_is_not_committed() -> Result<()> {
 }
 
 #[test]
+fn plan_with_a_sequence_that_left_since_is_not_committed() -> Result<()> {
+    let mut cache = Cache::new(&[group()], &Options::default())?;
+    for by_commit in [true, false] {
+        let stays = cache.open(&[], &Default::default())?.sequence;
+        let leaves = cache.open(&[], &Default::default())?.sequence;
+        let mut step = cache.begin_step()?;
+        step.append(stays, &[1, 2])?;
+        step.append(leaves, &[3])?;
+        step.plan(&Default::default())?;
+        step.undo(leaves)?;
+        let ended = if by_commit { step.commit() } else { step.finish() };
+        refused(ended, "1 sequence that was taken out since");
+        assert_eq!(cache.info(stays)?.length, 0); // all of the step is rolled back
+        let mut step = cache.begin_step()?;
+        step.append(stays, &[1, 2])?;
+        step.append(leaves, &[3])?;
+        step.plan(&Default::default())?;
+        step.cancel(leaves)?;
+        step.plan(&Default::default())?;
+        step.finish()?;
+        assert_eq!(cache.info(stays)?.length, 2);
+    }
+    cache.check_invariants()
+}
+
+#[test]
 fn whole_prompt_behind_a_hit_is_refused() -> Result<()> {
     let mut cache = Cache::new(&[group()], &Options::default())?;
     let prompt: Vec<i32> = (1..=10).collect();
