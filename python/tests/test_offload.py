@@ -6,6 +6,8 @@ import ctypes
 import dataclasses
 import gc
 import itertools
+import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -255,6 +257,34 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         disk.submit("store", [bytes(72)], [b"abc"])
         with pytest.raises(kv.FailedPrecondition, match="1 items in flight"):
             tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk])
+
+
+def fields_of_c(struct):
+    """The names of the numbers in a struct of C, as its header says them."""
+    headers = pathlib.Path(__file__).parents[2] / "include/kvfolio"
+    for name in ("kvfolio.h", "kvfolio_tiers.h"):
+        text = re.sub(r"\w+ reserved; *// 0\n", "", (headers / name).read_text())
+        text = re.sub(r"//.*", "", text)
+        found = re.search(r"typedef struct %s \{(.*?)\}" % struct, text, re.DOTALL)
+        if found:
+            names = re.findall(r"(\w+)(?:\[\d+\])?;", found[1])
+            return [name for name in names if name != "struct_size"]
+    raise AssertionError(f"no header has {struct}")
+
+
+@pytest.mark.parametrize(("struct", "names"), [
+    ("kvfolio_offload_counters", tiers.OffloadCounters._fields),
+    ("kvfolio_offload_tier_counters", tiers.OffloadTierCounters._fields),
+    ("kvfolio_offload_left", tiers.OffloadLeft._fields),
+    ("kvfolio_arena_stats", tiers.ArenaStats._fields),
+    ("kvfolio_disk_stats", tiers.DiskStats._fields),
+    ("kvfolio_redis_tier_counters", tiers.RedisCounters._fields),
+    ("kvfolio_tier_health", ["unusable", *tiers.TierHealth._fields[1:]]),  # `usable` in Python
+    ("kvfolio_counters", new_cache().counters.to_dict()),
+    ("kvfolio_group_usage", new_cache().usage().to_dict()),
+])
+def test_python_has_the_numbers_of_c_under_the_same_names(struct, names):
+    assert list(names) == fields_of_c(struct)
 
 
 def test_a_manager_of_another_build_is_refused_before_it_is_touched():

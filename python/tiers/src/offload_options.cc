@@ -103,7 +103,7 @@ nb::object counters_record(const OffloadCounters& c) {
       nb::make_tuple(c.stores, c.stores_dropped, c.loads, c.tokens_loaded, c.arena_corrupt,
                      c.tier_stores, c.tier_stores_dropped, c.tier_loads, by_result(c.tier_misses),
                      c.tier_corrupt, c.requests, c.requests_canceled, c.requests_timed_out,
-                     c.unknown_completions, c.manager_forgets, c.steps_max));
+                     c.unknown_completions, c.manager_forgets, c.steps_max, c.copies_failed));
 }
 
 nb::object tier_counters_record(const OffloadTierCounters& c) {
