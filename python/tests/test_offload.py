@@ -8,9 +8,11 @@ import gc
 import itertools
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -211,6 +213,35 @@ def test_a_request_can_be_given_up(tmp_path):
         with pytest.raises(kv.NotFound):
             cache.cancel(12345)
         assert not cache.drain(5) and cache.idle
+
+
+@pytest.fixture
+def deaf():
+    """A tier of Redis whose server takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield tiers.RedisTier(f"127.0.0.1:{server.getsockname()[1]}", connect_timeout=60, stall_timeout=60)
+
+
+@pytest.mark.parametrize("goes_on", ["append", "close", "forget", "drain"])
+def test_a_wait_ends_when_what_was_pending_has_gone_on(deaf, goes_on):
+    """Nobody says how such a load ended, and nothing else is pending."""
+    manager = new_cache()
+    cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    opened = cache.open(prompt(1))
+    assert opened.pending and cache.wait(0.01) == []
+    if goes_on == "append":
+        compute(manager, opened.sequence, prompt(1), 0)
+    elif goes_on == "close":
+        manager.close(opened.sequence)
+    elif goes_on == "forget":
+        cache.reset()
+        compute(manager, opened.sequence, prompt(1), 0)
+    else:
+        cache.drain()
+    begin = time.monotonic()
+    assert cache.wait(10) == [] and time.monotonic() - begin < 5
+    cache.close(0)
+    deaf.close(0)
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path):

@@ -7,8 +7,6 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include <unordered_set>
-
 #include "arrays.h"
 #include "bridge.h"
 #include "kvfolio/tier_metrics.h"
@@ -103,21 +101,20 @@ class OffloadObject {
     return *std::move(result);
   }
 
-  void add_pending(SequenceId sequence) { pending_.insert(sequence.value()); }
-  void remove_pending(SequenceId sequence) { pending_.erase(sequence.value()); }
-
-  std::vector<SequenceReady> poll() {
-    auto ready = call([](Offload& o) {
+  struct Polled {
+    std::vector<SequenceReady> ready{};
+    bool more = false;  // sequences are pending beside these
+  };
+  Polled poll() {
+    return call([](Offload& o) {
       const auto all = o.poll(now_us());
-      return std::vector<SequenceReady>(all.begin(), all.end());
+      return Polled{.ready = {all.begin(), all.end()}, .more = o.num_pending() > 0};
     });
-    for (const SequenceReady& each : ready) remove_pending(each.sequence);
-    return ready;
   }
   std::vector<SequenceReady> wait(const Until& until) {
     for (;;) {
-      std::vector<SequenceReady> ready = poll();
-      if (!ready.empty() || pending_.empty() || until.is_over()) return ready;
+      Polled polled = poll();
+      if (!polled.ready.empty() || !polled.more || until.is_over()) return std::move(polled.ready);
       until.sleep_on(descriptors_.get(), kNapUs);
     }
   }
@@ -160,7 +157,6 @@ class OffloadObject {
   LentTiers lent_{};
   std::unique_ptr<Offload> offload_{};  // null: closed. Changes inside of the manager's call()
   Descriptors descriptors_{};
-  std::unordered_set<std::uint64_t> pending_{};  // under the GIL
 };
 
 nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle root, nb::handle media,
@@ -171,7 +167,6 @@ nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle roo
   held.set_sequence(publish, caller_id, priority, late_names, announce);
   const OffloadOpened opened =
       take(offload.call([&](Offload& o) { return o.open(numbers.span(), held.options); }));
-  if (opened.pending) offload.add_pending(opened.sequence);
   return make_tier_record("OffloadOpened", nb::make_tuple(opened.sequence.value(),
                                                           opened.cached_tokens, opened.pending));
 }
@@ -280,7 +275,7 @@ void add_loads(nb::class_<OffloadObject>& c) {
        "Manager.open(), and a request for what it did not find. pending: poll() or wait() will say "
        "how that ends; or append now, or cancel().")
       .def(
-          "poll", [](OffloadObject& offload) { return ready_list(offload.poll()); },
+          "poll", [](OffloadObject& offload) { return ready_list(offload.poll().ready); },
           nb::sig("def poll(self) -> list[kvfolio_tiers._types.SequenceReady]"),
           "Moves what is to be moved, at most bytes_per_poll, and never waits: once for each step "
           "of the engine, say. Returns the sequences that were pending and are ready: append what "
@@ -297,10 +292,7 @@ void add_loads(nb::class_<OffloadObject>& c) {
       .def(
           "cancel",
           [](OffloadObject& offload, Id sequence) {
-            const std::int32_t length =
-                take(offload.call([&](Offload& o) { return o.cancel(sequence); }));
-            offload.remove_pending(sequence);
-            return length;
+            return take(offload.call([&](Offload& o) { return o.cancel(sequence); }));
           },
           "sequence"_a, nb::sig("def cancel(self, sequence: int) -> int"),
           "The sequence goes on now. Returns its length, which may have grown.")
