@@ -231,6 +231,29 @@ def test_buffers_are_kept_until_their_ticket_has_ended(open_tier):
         assert sys.getrefcount(kept) == before and (kept == 7).all()
 
 
+@pytest.mark.parametrize("call", ["tier.wait()", "offload.wait()", "offload.poll()", "manager.check_invariants()",
+                                  "tier.health()"])
+def test_a_program_ends_while_daemon_threads_are_inside(call):
+    """They want the GIL back when there is no interpreter any more."""
+    code = (
+        "import socket, sys, threading, time; sys.path.insert(0, sys.argv[1])\n"
+        "from tier_cache import *\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "alone, tier = (tiers.RedisTier('127.0.0.1:%d' % server.getsockname()[1], connect_timeout=60,\n"
+        "                               stall_timeout=60) for _ in range(2))\n"
+        "manager = new_cache()\n"
+        "offload = tiers.Offload(manager, MODEL, arena_bytes=1 << 20, tiers=[alone], timeout=60)\n"
+        "assert offload.open(prompt(1)).pending and tier.submit('exists', [bytes(72)], timeout=60)\n"
+        "def loop():\n"
+        f"    while True: {call}; manager.sequences()\n"
+        "for _ in range(3): threading.Thread(target=loop, daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+        "print('end', flush=True)\n")
+    ran = subprocess.run([sys.executable, "-c", code, str(pathlib.Path(__file__).parent)], capture_output=True,
+                         text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "end\n"), ran.stdout + ran.stderr
+
+
 def test_a_tier_that_nobody_holds_ends_before_its_buffers(tmp_path):
     for _ in range(20):
         tier = disk_tier(tmp_path)

@@ -110,7 +110,7 @@ std::pair<std::uint64_t, std::size_t> TierState::submit(TierOp op, nb::handle ke
   }
   std::size_t taken = 0;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     if (tier_ != nullptr) {
       taken = tier_->submit(op, items, {.at_us = now_us() + timeout_us});
@@ -124,7 +124,7 @@ std::pair<std::uint64_t, std::size_t> TierState::submit(TierOp op, nb::handle ke
 void TierState::take_done() {
   std::vector<TierDone> all;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     std::array<TierDone, 256> some;
     std::size_t count = some.size();
@@ -148,7 +148,7 @@ nb::list TierState::hand_over() {
 }
 
 int TierState::event_fd() {
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   const std::lock_guard lock(mutex_);
   return tier_ == nullptr ? -1 : tier_->event_fd();
 }
@@ -174,7 +174,7 @@ void TierState::close(const Until& until) {
   const std::uint64_t at_us = until.at_us();
   closing_ = true;
   const Status closed = [&] {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     return tier_ == nullptr ? Status() : tier_->close({.at_us = at_us});
   }();
@@ -198,7 +198,7 @@ void TierState::close(const Until& until) {
 
 void TierState::end() {
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     tier_.reset();
   }

@@ -36,7 +36,7 @@ class TierState {
   auto call(F&& f) {
     std::optional<decltype(f(*tier_))> result;
     {
-      const nb::gil_scoped_release release;
+      const ReleasedGil release;
       const std::lock_guard lock(mutex_);
       if (tier_ != nullptr) result.emplace(f(*tier_));
     }
