@@ -2,6 +2,7 @@
 """Offload: blocks that were evicted, or of another process, come back bit for bit or are computed again."""
 
 import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import gc
@@ -373,6 +374,35 @@ def test_a_program_may_end_with_everything_open(tmp_path):
     ran = subprocess.run([sys.executable, "-c", code, str(folder), str(__file__).rpartition("/")[0]],
                          capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0 and ran.stdout == "end\n", ran.stdout + ran.stderr
+
+
+def test_polls_of_other_threads_take_no_answer_of_an_offload(tmp_path):
+    """They ask for their turn before the Offload gets the tier, and have it later."""
+    interval, stop = sys.getswitchinterval(), threading.Event()
+    sys.setswitchinterval(1e-5)
+
+    def body(disk):
+        while not stop.is_set():
+            with contextlib.suppress(kv.FailedPrecondition):
+                assert disk.poll() == []
+
+    with disk_tier(tmp_path) as disk:
+        threads = [threading.Thread(target=body, args=(disk,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for round_ in range(40):
+                manager = new_cache()
+                cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk], timeout=5.0)
+                opened = cache.open(prompt(round_))
+                assert [each.why for each in cache.wait(10)] == ["nothing"]
+                compute(manager, opened.sequence, prompt(round_), 0)
+                assert not cache.close(5), round_
+        finally:
+            stop.set()
+            sys.setswitchinterval(interval)
+            for thread in threads:
+                thread.join(60)
 
 
 def test_threads_serve_poll_and_ask_in_200_rounds(tmp_path):

@@ -19,7 +19,7 @@ import pytest
 
 import kvfolio as kv
 from kvfolio import tiers
-from tier_cache import Server, redis_program
+from tier_cache import MODEL, Server, new_cache, redis_program
 
 KEY = bytes(range(32))
 
@@ -229,6 +229,61 @@ def test_buffers_are_kept_until_their_ticket_has_ended(open_tier):
         for _ in range(200):
             assert results(tier, "load", [key(1)], [kept]) == ["ok"]
         assert sys.getrefcount(kept) == before and (kept == 7).all()
+
+
+class Meddler:
+    """An array that does something else first when it is asked for its memory, once."""
+
+    def __init__(self, data, act):
+        self.data, self.act = data, act
+
+    def __dlpack_device__(self):
+        return self.data.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return self.data.__dlpack__(**options)
+
+
+def test_a_buffer_that_submits_meanwhile_shares_no_ticket(open_tier):
+    data = np.random.default_rng(2).integers(0, 256, (4, 5000), np.uint8)
+    with open_tier() as tier:
+        tickets = []
+        meddler = Meddler(data[1], lambda: tickets.extend(tier.submit("store", [key(2), key(3)], data[2:])))
+        tickets.extend(tier.submit("store", [key(0), key(1)], [data[0], meddler]))
+        assert len(set(tickets)) == len(tickets) == 4
+        assert sorted(done.ticket for done in tier.wait(10, all=True)) == sorted(tickets)
+        back = np.zeros_like(data)
+        assert results(tier, "load", [key(i) for i in range(4)], back) == ["ok"] * 4
+        assert (back == data).all()
+
+
+def test_a_buffer_that_closes_or_lends_the_tier_is_not_submitted(tmp_path):
+    manager, held = new_cache(), []
+    tier = disk_tier(tmp_path)
+
+    def lend():
+        held.append(tiers.Offload(manager, MODEL, arena_bytes=1 << 20, tiers=[tier]))
+
+    for act, text in ((lend, "an Offload uses it"), (tier.close, "closed")):
+        meddler = Meddler(np.zeros(100, np.uint8), act)
+        with pytest.raises(kv.FailedPrecondition, match=text):
+            tier.submit("store", [key(1)], [meddler])
+        while held:
+            assert not held.pop().close()
+    with disk_tier(tmp_path) as tier:
+        assert results(tier, "exists", [key(1)]) == ["miss"]
+
+
+def test_memory_of_a_ticket_is_exported_until_it_has_ended(deaf):
+    buffer = bytearray(b"abc")
+    deaf.submit("store", [key(1)], [buffer], timeout=60)
+    with pytest.raises(BufferError):
+        buffer.append(1)
+    deaf.close(0)
+    buffer.append(1)
 
 
 @pytest.mark.parametrize("call", ["tier.wait()", "offload.wait()", "offload.poll()", "manager.check_invariants()",
