@@ -245,6 +245,46 @@ def test_a_wait_ends_when_what_was_pending_has_gone_on(deaf, goes_on):
     deaf.close(0)
 
 
+def test_two_threads_may_close_and_one_says_what_was_left(deaf):
+    manager = new_cache()
+    cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    cache.open(prompt(1))
+    cache.poll()
+    left = []
+    first = threading.Thread(target=lambda: left.append(cache.close(0.2)))
+    first.start()
+    assert cache.close(30) == (False, 0, 0, 0) and cache.closed
+    first.join()
+    assert left[0].questions > 0
+    with pytest.raises(kv.FailedPrecondition, match="left it with work that is not answered"):
+        tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf])
+    deaf.close(0)
+    tiers.Offload(manager, MODEL, arena_bytes=ARENA).close()  # the manager is free
+
+
+def test_a_poll_that_is_interrupted_loses_no_ready_sequence(deaf, monkeypatch):
+    """Ctrl-C may arrive while the records are made, which is code of Python."""
+    made = []
+
+    def interrupted(*fields):
+        made.append(fields)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return fields
+
+    cache = tiers.Offload(new_cache(), MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    opened = [cache.open(prompt(seed)).sequence for seed in range(4)]
+    cache.reset()  # ends all of them
+    with monkeypatch.context() as patch:
+        patch.setattr("kvfolio_tiers._types.SequenceReady", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.wait(10)
+    cache.cancel(opened[3])
+    assert sorted(ready.sequence for ready in cache.wait(0)) == sorted(opened[:3]) and cache.poll() == []
+    cache.close(0)
+    deaf.close(0)
+
+
 def test_what_does_not_fit_together_is_refused(tmp_path):
     manager = new_cache()
     with disk_tier(tmp_path) as disk:

@@ -286,6 +286,25 @@ def test_memory_of_a_ticket_is_exported_until_it_has_ended(deaf):
     buffer.append(1)
 
 
+def test_a_poll_that_is_interrupted_loses_no_answer(tmp_path, monkeypatch):
+    """Ctrl-C may arrive while the records of an answer are made, which is code of Python."""
+    made = []
+
+    def interrupted(*fields):
+        made.append(fields)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return fields
+
+    with disk_tier(tmp_path) as tier:
+        tickets = tier.submit("exists", [key(i) for i in range(5)])
+        with monkeypatch.context() as patch:
+            patch.setattr("kvfolio_tiers._types.Done", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tier.wait(10, all=True)
+        assert sorted(tier.poll()) == [(ticket, "miss") for ticket in tickets]
+
+
 @pytest.mark.parametrize("call", ["tier.wait()", "offload.wait()", "offload.poll()", "manager.check_invariants()",
                                   "tier.health()"])
 def test_a_program_ends_while_daemon_threads_are_inside(call):

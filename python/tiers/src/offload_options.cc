@@ -52,8 +52,8 @@ void LentTiers::lend(std::shared_ptr<TierState> tier) {
 }
 
 void LentTiers::give_back(bool owe) {
-  for (const std::shared_ptr<TierState>& tier : tiers_) tier->give_back(owe);
-  tiers_.clear();
+  // Without the GIL in between: of two threads that end an Offload one gives back.
+  for (const auto& tier : std::exchange(tiers_, {})) tier->give_back(owe);
 }
 
 HeldOffload::HeldOffload(nb::handle model, nb::handle tiers, nb::handle epochs, LentTiers& lent)

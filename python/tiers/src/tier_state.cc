@@ -154,8 +154,13 @@ void TierState::take_done() {
 nb::list TierState::hand_over() {
   const std::vector<TierDone> all = std::exchange(done_, {});
   nb::list list;
-  for (const TierDone& done : all) {
-    list.append(make_tier_record("Done", nb::make_tuple(done.tag, to_string(done.result))));
+  try {
+    for (const TierDone& done : all) {
+      list.append(make_tier_record("Done", nb::make_tuple(done.tag, to_string(done.result))));
+    }
+  } catch (...) {  // such as Ctrl-C in the class of the record: the next poll() says all of it
+    done_.insert(done_.begin(), all.begin(), all.end());
+    throw;
   }
   return list;
 }
