@@ -285,6 +285,22 @@ def test_a_poll_that_is_interrupted_loses_no_ready_sequence(deaf, monkeypatch):
     deaf.close(0)
 
 
+def test_an_open_that_is_interrupted_leaves_no_sequence(deaf, monkeypatch):
+    def interrupted(*fields):
+        raise KeyboardInterrupt
+
+    manager = new_cache()
+    cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvfolio_tiers._types.OffloadOpened", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.open(prompt(1))
+    assert len(manager.sequences()) == 0 and cache.wait(10) == []
+    cache.check_invariants()
+    cache.close(0)
+    deaf.close(0)
+
+
 def test_what_does_not_fit_together_is_refused(tmp_path):
     manager = new_cache()
     with disk_tier(tmp_path) as disk:

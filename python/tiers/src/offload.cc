@@ -123,6 +123,10 @@ class OffloadObject {
     std::erase_if(said_, [&](const SequenceReady& one) { return one.sequence == sequence; });
     return length;
   }
+  // Its request ends with the next poll().
+  void close_sequence(SequenceId sequence) {
+    manager_->call_without_gil([&](KVCacheManager& m) { static_cast<void>(m.close(sequence)); });
+  }
   OffloadLeft drain(const Until& until) {
     for (;;) {
       const OffloadLeft left = call([](Offload& o) { return o.drain(now_us()); });
@@ -205,8 +209,13 @@ nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle roo
   held.set_sequence(publish, caller_id, priority, late_names, announce);
   const OffloadOpened opened =
       take(offload.call([&](Offload& o) { return o.open(numbers.span(), held.options); }));
-  return make_tier_record("OffloadOpened", nb::make_tuple(opened.sequence.value(),
-                                                          opened.cached_tokens, opened.pending));
+  try {
+    return make_tier_record("OffloadOpened", nb::make_tuple(opened.sequence.value(),
+                                                            opened.cached_tokens, opened.pending));
+  } catch (...) {  // such as Ctrl-C in the class of the record: nobody would know the sequence
+    offload.close_sequence(opened.sequence);
+    throw;
+  }
 }
 
 nb::object forgotten(const Forgotten& record) {
