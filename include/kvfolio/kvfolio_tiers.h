@@ -735,6 +735,8 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //    FileSource; other sinks and sources are functions of the caller.
 //  - DiskTier::idle(): kvfolio_offload_drain(); check_disk_directory(): the command
 //    `kvfolio tier check` is this.
+//  - Offload::num_pending(): kvfolio_offload_poll() and kvfolio_offload_cancel() say how each ends,
+//    and the caller knows which ones it appended to or closed before.
 //  - Offload::tier(): the caller has the handles that it gave to kvfolio_offload_create().
 //  - RedisTier::nodes(): kvfolio_tier_describe() has a line for each; check_invariants(): for
 //    tests.

@@ -240,8 +240,8 @@ class Offload {
   // `manager` may be moved: the Offload goes on with it where it lies then. It may also end first
   // (another one is assigned to it, say). From then on calls that return a Status or a Result say
   // kFailedPrecondition; those that return a member of the Offload (counters(), num_tiers(),
-  // tier_counters(), tier(), arena(), identity()) answer as before, and it may be destroyed; the
-  // others stop the program with a check that names the call.
+  // num_pending(), tier_counters(), tier(), arena(), identity()) answer as before, and it may be
+  // destroyed; the others stop the program with a check that names the call.
   KVFOLIO_API static Result<std::unique_ptr<Offload>> create(KVCacheManager& manager,
                                                              const OffloadOptions& options);
   // Closes no sequence and no tier. If a tier has not ended a load or a store by now and does not
@@ -266,6 +266,10 @@ class Offload {
   // Nothing is pending, nothing waits to be stored, no step that may bring something is in flight,
   // no tier works for us, and what was forgotten has left the arena.
   [[nodiscard]] KVFOLIO_API bool idle() const noexcept;
+  // Sequences that poll() is still to say are ready. One that was closed or has gone on, which
+  // poll() never names, counts until the poll() that notices. Once the manager has ended: as it was
+  // then.
+  [[nodiscard]] KVFOLIO_API std::size_t num_pending() const noexcept;
   // Before shutdown: a poll() that cancels every request, offers each block to the tiers that want
   // it, and drops none because a tier is behind; a tier that does not answer keeps none from the
   // others. Says what is left, also what a tier that hangs may still read. It does not wait, since

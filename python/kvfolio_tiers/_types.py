@@ -261,6 +261,8 @@ class OffloadCounters(NamedTuple):
     manager_forgets: int
     #: The most looks at a block that one poll() took.
     steps_max: int
+    #: Blocks that the cache's memory failed to give or to take.
+    copies_failed: int
 
 
 class OffloadTierCounters(NamedTuple):

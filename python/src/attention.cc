@@ -198,7 +198,7 @@ nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::ob
   }
   Status status;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     status = attend_with_workspace(args);
   }
   check(status);
@@ -214,7 +214,7 @@ void merge(nb::handle a_out, nb::handle a_lse, nb::handle b_out, nb::handle b_ls
   const Rows to_lse = lse_of(lse, "lse", Access::kWrite);
   Status status;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     status = merge_states({rows[0].view, rows[1].view}, {rows[2].view, rows[3].view}, to.view,
                           to_lse.view);
   }

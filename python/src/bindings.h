@@ -15,6 +15,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,34 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace kvfolio::python {
+
+// ---- the GIL ----
+
+// Gives up the GIL for as long as it lives. A daemon thread that wants it back while the
+// interpreter ends is ended there (by pthread_exit(), up to Python 3.13): its stack is unwound
+// through destructors that let nothing pass, which would abort the program. Here it waits for the
+// end of the process instead, as in Python 3.14. It must own no mutex then, since objects that end
+// later lock them: so locks are taken inside of this, and left before.
+class ReleasedGil {
+ public:
+  // inner: a mutex that is locked inside and kept beyond this, or null.
+  explicit ReleasedGil(std::mutex* inner = nullptr) noexcept
+      : inner_(inner), thread_(PyEval_SaveThread()) {}
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+  ~ReleasedGil() {
+    try {
+      PyEval_RestoreThread(thread_);
+    } catch (...) {  // the thread is to end
+      if (inner_ != nullptr) inner_->unlock();
+      for (;;) ::pause();
+    }
+  }
+
+ private:
+  std::mutex* inner_;
+  PyThreadState* thread_;
+};
 
 // ---- errors ----
 
@@ -148,8 +177,8 @@ struct ManagerState {
   // The same without the GIL, for what takes long.
   template <typename F>
   auto call_without_gil(F&& f) {
-    const Turn turn(mutex);
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
+    const std::lock_guard lock(mutex);
     return f(manager);
   }
 
@@ -171,7 +200,7 @@ struct ManagerState {
    public:
     explicit Turn(std::mutex& mutex) : mutex_(mutex) {
       if (mutex_.try_lock()) return;
-      const nb::gil_scoped_release release;
+      const ReleasedGil release(&mutex_);
       mutex_.lock();
     }
     ~Turn() { mutex_.unlock(); }

@@ -16,7 +16,7 @@ template <typename F>
 void run(F&& kernel) {
   Status status;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     status = kernel();
   }
   check(status);

@@ -83,11 +83,13 @@ void add_usage(nb::module_& m) {
       m, "GroupUsage", "Blocks of a group by state; free + held + cached + retiring = num_blocks.");
   usage.field("num_blocks", &GroupUsage::num_blocks)
       .field("free", &GroupUsage::free)
-      .field("held", &GroupUsage::held, "Referenced by sequences or pins.")
+      .field("held", &GroupUsage::held, "Referenced by sequences, pins or an Offload.")
       .field("cached", &GroupUsage::cached, "Findable, without references.")
       .field("retiring", &GroupUsage::retiring, "Free or cached when the steps are complete.")
       .field("evictable", &GroupUsage::evictable, "Equals cached.")
       .field("reserved", &GroupUsage::reserved, "Of the held ones: kept by reserve().")
+      .field("loading", &GroupUsage::loading, "Of the held ones: an Offload loads them.")
+      .field("on_hold", &GroupUsage::on_hold, "References of an Offload that copies them away.")
       .done();
 }
 
@@ -109,6 +111,8 @@ void add_counters(nb::module_& m) {
       .field("blocks_published", &Counters::blocks_published)
       .field("publications_skipped", &Counters::publications_skipped)
       .field("blocks_used_peak", &Counters::blocks_used_peak)
+      .field("tokens_loaded", &Counters::tokens_loaded,
+             "That an Offload or restore() brought and that stood.")
       .field("announcements_skipped", &Counters::announcements_skipped,
              "open() calls that were to announce and had no room to.")
       .done();

@@ -2,13 +2,18 @@
 """Offload: blocks that were evicted, or of another process, come back bit for bit or are computed again."""
 
 import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import gc
 import itertools
+import pathlib
+import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -211,6 +216,91 @@ def test_a_request_can_be_given_up(tmp_path):
         assert not cache.drain(5) and cache.idle
 
 
+@pytest.fixture
+def deaf():
+    """A tier of Redis whose server takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield tiers.RedisTier(f"127.0.0.1:{server.getsockname()[1]}", connect_timeout=60, stall_timeout=60)
+
+
+@pytest.mark.parametrize("goes_on", ["append", "close", "forget", "drain"])
+def test_a_wait_ends_when_what_was_pending_has_gone_on(deaf, goes_on):
+    """Nobody says how such a load ended, and nothing else is pending."""
+    manager = new_cache()
+    cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    opened = cache.open(prompt(1))
+    assert opened.pending and cache.wait(0.01) == []
+    if goes_on == "append":
+        compute(manager, opened.sequence, prompt(1), 0)
+    elif goes_on == "close":
+        manager.close(opened.sequence)
+    elif goes_on == "forget":
+        cache.reset()
+        compute(manager, opened.sequence, prompt(1), 0)
+    else:
+        cache.drain()
+    begin = time.monotonic()
+    assert cache.wait(10) == [] and time.monotonic() - begin < 5
+    cache.close(0)
+    deaf.close(0)
+
+
+def test_two_threads_may_close_and_one_says_what_was_left(deaf):
+    manager = new_cache()
+    cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    cache.open(prompt(1))
+    cache.poll()
+    left = []
+    first = threading.Thread(target=lambda: left.append(cache.close(0.2)))
+    first.start()
+    assert cache.close(30) == (False, 0, 0, 0) and cache.closed
+    first.join()
+    assert left[0].questions > 0
+    with pytest.raises(kv.FailedPrecondition, match="left it with work that is not answered"):
+        tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf])
+    deaf.close(0)
+    tiers.Offload(manager, MODEL, arena_bytes=ARENA).close()  # the manager is free
+
+
+def test_a_poll_that_is_interrupted_loses_no_ready_sequence(deaf, monkeypatch):
+    """Ctrl-C may arrive while the records are made, which is code of Python."""
+    made = []
+
+    def interrupted(*fields):
+        made.append(fields)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return fields
+
+    cache = tiers.Offload(new_cache(), MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    opened = [cache.open(prompt(seed)).sequence for seed in range(4)]
+    cache.reset()  # ends all of them
+    with monkeypatch.context() as patch:
+        patch.setattr("kvfolio_tiers._types.SequenceReady", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.wait(10)
+    cache.cancel(opened[3])
+    assert sorted(ready.sequence for ready in cache.wait(0)) == sorted(opened[:3]) and cache.poll() == []
+    cache.close(0)
+    deaf.close(0)
+
+
+def test_an_open_that_is_interrupted_leaves_no_sequence(deaf, monkeypatch):
+    def interrupted(*fields):
+        raise KeyboardInterrupt
+
+    manager = new_cache()
+    cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvfolio_tiers._types.OffloadOpened", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.open(prompt(1))
+    assert len(manager.sequences()) == 0 and cache.wait(10) == []
+    cache.check_invariants()
+    cache.close(0)
+    deaf.close(0)
+
+
 def test_what_does_not_fit_together_is_refused(tmp_path):
     manager = new_cache()
     with disk_tier(tmp_path) as disk:
@@ -255,6 +345,34 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         disk.submit("store", [bytes(72)], [b"abc"])
         with pytest.raises(kv.FailedPrecondition, match="1 items in flight"):
             tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk])
+
+
+def fields_of_c(struct):
+    """The names of the numbers in a struct of C, as its header says them."""
+    headers = pathlib.Path(__file__).parents[2] / "include/kvfolio"
+    for name in ("kvfolio.h", "kvfolio_tiers.h"):
+        text = re.sub(r"\w+ reserved; *// 0\n", "", (headers / name).read_text())
+        text = re.sub(r"//.*", "", text)
+        found = re.search(r"typedef struct %s \{(.*?)\}" % struct, text, re.DOTALL)
+        if found:
+            names = re.findall(r"(\w+)(?:\[\d+\])?;", found[1])
+            return [name for name in names if name != "struct_size"]
+    raise AssertionError(f"no header has {struct}")
+
+
+@pytest.mark.parametrize(("struct", "names"), [
+    ("kvfolio_offload_counters", tiers.OffloadCounters._fields),
+    ("kvfolio_offload_tier_counters", tiers.OffloadTierCounters._fields),
+    ("kvfolio_offload_left", tiers.OffloadLeft._fields),
+    ("kvfolio_arena_stats", tiers.ArenaStats._fields),
+    ("kvfolio_disk_stats", tiers.DiskStats._fields),
+    ("kvfolio_redis_tier_counters", tiers.RedisCounters._fields),
+    ("kvfolio_tier_health", ["unusable", *tiers.TierHealth._fields[1:]]),  # `usable` in Python
+    ("kvfolio_counters", new_cache().counters.to_dict()),
+    ("kvfolio_group_usage", new_cache().usage().to_dict()),
+])
+def test_python_has_the_numbers_of_c_under_the_same_names(struct, names):
+    assert list(names) == fields_of_c(struct)
 
 
 def test_a_manager_of_another_build_is_refused_before_it_is_touched():
@@ -312,6 +430,35 @@ def test_a_program_may_end_with_everything_open(tmp_path):
     ran = subprocess.run([sys.executable, "-c", code, str(folder), str(__file__).rpartition("/")[0]],
                          capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0 and ran.stdout == "end\n", ran.stdout + ran.stderr
+
+
+def test_polls_of_other_threads_take_no_answer_of_an_offload(tmp_path):
+    """They ask for their turn before the Offload gets the tier, and have it later."""
+    interval, stop = sys.getswitchinterval(), threading.Event()
+    sys.setswitchinterval(1e-5)
+
+    def body(disk):
+        while not stop.is_set():
+            with contextlib.suppress(kv.FailedPrecondition):
+                assert disk.poll() == []
+
+    with disk_tier(tmp_path) as disk:
+        threads = [threading.Thread(target=body, args=(disk,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for round_ in range(40):
+                manager = new_cache()
+                cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk], timeout=5.0)
+                opened = cache.open(prompt(round_))
+                assert [each.why for each in cache.wait(10)] == ["nothing"]
+                compute(manager, opened.sequence, prompt(round_), 0)
+                assert not cache.close(5), round_
+        finally:
+            stop.set()
+            sys.setswitchinterval(interval)
+            for thread in threads:
+                thread.join(60)
 
 
 def test_threads_serve_poll_and_ask_in_200_rounds(tmp_path):

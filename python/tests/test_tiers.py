@@ -19,7 +19,7 @@ import pytest
 
 import kvfolio as kv
 from kvfolio import tiers
-from tier_cache import Server, redis_program
+from tier_cache import MODEL, Server, new_cache, redis_program
 
 KEY = bytes(range(32))
 
@@ -229,6 +229,103 @@ def test_buffers_are_kept_until_their_ticket_has_ended(open_tier):
         for _ in range(200):
             assert results(tier, "load", [key(1)], [kept]) == ["ok"]
         assert sys.getrefcount(kept) == before and (kept == 7).all()
+
+
+class Meddler:
+    """An array that does something else first when it is asked for its memory, once."""
+
+    def __init__(self, data, act):
+        self.data, self.act = data, act
+
+    def __dlpack_device__(self):
+        return self.data.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return self.data.__dlpack__(**options)
+
+
+def test_a_buffer_that_submits_meanwhile_shares_no_ticket(open_tier):
+    data = np.random.default_rng(2).integers(0, 256, (4, 5000), np.uint8)
+    with open_tier() as tier:
+        tickets = []
+        meddler = Meddler(data[1], lambda: tickets.extend(tier.submit("store", [key(2), key(3)], data[2:])))
+        tickets.extend(tier.submit("store", [key(0), key(1)], [data[0], meddler]))
+        assert len(set(tickets)) == len(tickets) == 4
+        assert sorted(done.ticket for done in tier.wait(10, all=True)) == sorted(tickets)
+        back = np.zeros_like(data)
+        assert results(tier, "load", [key(i) for i in range(4)], back) == ["ok"] * 4
+        assert (back == data).all()
+
+
+def test_a_buffer_that_closes_or_lends_the_tier_is_not_submitted(tmp_path):
+    manager, held = new_cache(), []
+    tier = disk_tier(tmp_path)
+
+    def lend():
+        held.append(tiers.Offload(manager, MODEL, arena_bytes=1 << 20, tiers=[tier]))
+
+    for act, text in ((lend, "an Offload uses it"), (tier.close, "closed")):
+        meddler = Meddler(np.zeros(100, np.uint8), act)
+        with pytest.raises(kv.FailedPrecondition, match=text):
+            tier.submit("store", [key(1)], [meddler])
+        while held:
+            assert not held.pop().close()
+    with disk_tier(tmp_path) as tier:
+        assert results(tier, "exists", [key(1)]) == ["miss"]
+
+
+def test_memory_of_a_ticket_is_exported_until_it_has_ended(deaf):
+    buffer = bytearray(b"abc")
+    deaf.submit("store", [key(1)], [buffer], timeout=60)
+    with pytest.raises(BufferError):
+        buffer.append(1)
+    deaf.close(0)
+    buffer.append(1)
+
+
+def test_a_poll_that_is_interrupted_loses_no_answer(tmp_path, monkeypatch):
+    """Ctrl-C may arrive while the records of an answer are made, which is code of Python."""
+    made = []
+
+    def interrupted(*fields):
+        made.append(fields)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return fields
+
+    with disk_tier(tmp_path) as tier:
+        tickets = tier.submit("exists", [key(i) for i in range(5)])
+        with monkeypatch.context() as patch:
+            patch.setattr("kvfolio_tiers._types.Done", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tier.wait(10, all=True)
+        assert sorted(tier.poll()) == [(ticket, "miss") for ticket in tickets]
+
+
+@pytest.mark.parametrize("call", ["tier.wait()", "offload.wait()", "offload.poll()", "manager.check_invariants()",
+                                  "tier.health()"])
+def test_a_program_ends_while_daemon_threads_are_inside(call):
+    """They want the GIL back when there is no interpreter any more."""
+    code = (
+        "import socket, sys, threading, time; sys.path.insert(0, sys.argv[1])\n"
+        "from tier_cache import *\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "alone, tier = (tiers.RedisTier('127.0.0.1:%d' % server.getsockname()[1], connect_timeout=60,\n"
+        "                               stall_timeout=60) for _ in range(2))\n"
+        "manager = new_cache()\n"
+        "offload = tiers.Offload(manager, MODEL, arena_bytes=1 << 20, tiers=[alone], timeout=60)\n"
+        "assert offload.open(prompt(1)).pending and tier.submit('exists', [bytes(72)], timeout=60)\n"
+        "def loop():\n"
+        f"    while True: {call}; manager.sequences()\n"
+        "for _ in range(3): threading.Thread(target=loop, daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+        "print('end', flush=True)\n")
+    ran = subprocess.run([sys.executable, "-c", code, str(pathlib.Path(__file__).parent)], capture_output=True,
+                         text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "end\n"), ran.stdout + ran.stderr
 
 
 def test_a_tier_that_nobody_holds_ends_before_its_buffers(tmp_path):

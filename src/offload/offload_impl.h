@@ -61,6 +61,9 @@ class Offload::Impl {
   [[nodiscard]] bool idle() const noexcept {
     return requests_.empty() && ready_next_.empty() && forgotten_.empty() && !left().any();
   }
+  [[nodiscard]] std::size_t num_pending() const noexcept {
+    return requests_.size() + ready_next_.size();
+  }
   OffloadLeft drain(std::uint64_t now_us);
   Forgotten forget(const RootKey& root);
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options);

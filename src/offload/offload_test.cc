@@ -27,6 +27,8 @@ using test::opened;
 using test::prompt_of;
 using test::run_to_the_end;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 TEST(Offload, AColdPromptComesBackFromHostMemory) {
   for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
@@ -201,6 +203,37 @@ TEST(Offload, IsNotIdleWhileAStepMayBringSomething) {
   offload->poll(4);
   EXPECT_TRUE(offload->idle());
   EXPECT_EQ(offload->counters().stores, 8u);
+}
+
+TEST(Offload, CountsAsPendingWhatPollIsStillToName) {
+  MemoryTier tier(1, {.late = 1000});  // answers nothing in time
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers, 1 << 20, {.timeout_us = 1000});
+  EXPECT_EQ(offload->num_pending(), 0u);
+  std::vector<SequenceId> sequences;
+  for (int prompt = 0; prompt < 5; ++prompt) {
+    sequences.push_back(offload->open(prompt_of(prompt, 64))->sequence);
+  }
+  EXPECT_THAT(offload->poll(1), IsEmpty());
+  EXPECT_EQ(offload->num_pending(), 5u);
+
+  const Ticket ticket = *cache.manager.begin_step();
+  EXPECT_TRUE(cache.manager.append(sequences[0], prompt_of(0, 64)).ok());
+  EXPECT_TRUE(cache.manager.commit(ticket).ok());
+  EXPECT_TRUE(cache.manager.complete(ticket).ok());
+  EXPECT_TRUE(cache.manager.close(sequences[1]).ok());
+  EXPECT_TRUE(offload->cancel(sequences[2]));
+  EXPECT_THAT(offload->poll(2), IsEmpty());
+  EXPECT_EQ(offload->num_pending(), 2u) << "neither what was appended to nor what was closed";
+  EXPECT_THAT(offload->poll(100'000), SizeIs(2));
+  EXPECT_EQ(offload->num_pending(), 0u);
+
+  EXPECT_TRUE(offload->open(prompt_of(6, 64))->pending);
+  offload->reset();
+  EXPECT_EQ(offload->num_pending(), 1u) << "the next poll says so";
+  EXPECT_THAT(offload->poll(100'001), SizeIs(1));
+  EXPECT_EQ(offload->num_pending(), 0u);
 }
 
 TEST(Offload, DrainStoresAllWithoutLosingWhatATierIsTooSlowFor) {

@@ -95,6 +95,7 @@ class Requests {
   [[nodiscard]] Id of(SequenceId sequence) const noexcept;
   [[nodiscard]] std::map<Id, Request>& all() noexcept { return requests_; }
   [[nodiscard]] bool empty() const noexcept { return requests_.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return requests_.size(); }
   [[nodiscard]] std::vector<Id> ids() const;
   // Requires: it waits for nothing.
   void remove(Request& request);

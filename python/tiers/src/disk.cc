@@ -49,7 +49,7 @@ void open_disk(DiskObject* self, nb::handle directory, Int bytes, Int segment_by
       .keys = keys.options,
   };
   Result<std::unique_ptr<DiskTier>> tier = [&] {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return DiskTier::open(options);
   }();
   new (self) DiskObject(take(std::move(tier)));
@@ -69,7 +69,7 @@ nb::object check_disk(nb::handle directory, nb::handle key, nb::handle accepted_
   const HeldKeys keys(key, accepted_key);
   const DiskCheckOptions options{.directory = path, .keys = keys.options, .erase = erase};
   Result<DiskCheck> result = [&] {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return check_disk_directory(options);
   }();
   const DiskCheck check = take(std::move(result));

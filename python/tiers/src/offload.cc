@@ -7,8 +7,6 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include <unordered_set>
-
 #include "arrays.h"
 #include "bridge.h"
 #include "kvfolio/tier_metrics.h"
@@ -91,6 +89,13 @@ class OffloadObject {
   // f(offload) without the GIL, alone with the manager and the tiers; it returns something.
   template <typename F>
   auto call(F&& f) {
+    auto result = call_if_open(std::forward<F>(f));
+    if (!result) raise(Status(ErrorCode::kFailedPrecondition, "this Offload is closed"));
+    return *std::move(result);
+  }
+  // The same; null: it is closed.
+  template <typename F>
+  auto call_if_open(F&& f) {
     std::optional<decltype(f(*offload_))> result;
     manager_->call_without_gil([&](KVCacheManager&) {
       if (offload_ == nullptr) return;
@@ -99,27 +104,28 @@ class OffloadObject {
       for (const auto& tier : lent_.all()) turns.emplace_back(tier->mutex());
       result.emplace(f(*offload_));
     });
-    if (!result) raise(Status(ErrorCode::kFailedPrecondition, "this Offload is closed"));
-    return *std::move(result);
+    return result;
   }
 
-  void add_pending(SequenceId sequence) { pending_.insert(sequence.value()); }
-  void remove_pending(SequenceId sequence) { pending_.erase(sequence.value()); }
-
-  std::vector<SequenceReady> poll() {
-    auto ready = call([](Offload& o) {
-      const auto all = o.poll(now_us());
-      return std::vector<SequenceReady>(all.begin(), all.end());
-    });
-    for (const SequenceReady& each : ready) remove_pending(each.sequence);
-    return ready;
+  nb::list poll() {
+    move();
+    return hand_over();
   }
-  std::vector<SequenceReady> wait(const Until& until) {
+  nb::list wait(const Until& until) {
     for (;;) {
-      std::vector<SequenceReady> ready = poll();
-      if (!ready.empty() || pending_.empty() || until.is_over()) return ready;
+      const bool more = move();
+      if (!said_.empty() || !more || until.is_over()) return hand_over();
       until.sleep_on(descriptors_.get(), kNapUs);
     }
+  }
+  std::int32_t cancel(SequenceId sequence) {
+    const std::int32_t length = take(call([&](Offload& o) { return o.cancel(sequence); }));
+    std::erase_if(said_, [&](const SequenceReady& one) { return one.sequence == sequence; });
+    return length;
+  }
+  // Its request ends with the next poll().
+  void close_sequence(SequenceId sequence) {
+    manager_->call_without_gil([&](KVCacheManager& m) { static_cast<void>(m.close(sequence)); });
   }
   OffloadLeft drain(const Until& until) {
     for (;;) {
@@ -129,20 +135,49 @@ class OffloadObject {
     }
   }
   OffloadLeft close(const Until& until) {
-    if (offload_ == nullptr) return {};
-    const OffloadLeft left = drain(until);
-    end();
-    return left;
+    for (;;) {
+      const auto left = call_if_open([](Offload& o) { return o.drain(now_us()); });
+      if (!left) return {};  // another thread may have closed it meanwhile
+      if (!left->any() || until.is_over()) {
+        end();
+        return *left;
+      }
+      until.sleep_on(descriptors_.get(), kNapUs);
+    }
   }
 
-  [[nodiscard]] bool is_closed() const { return offload_ == nullptr; }
+  [[nodiscard]] bool is_closed() const { return !claim_; }
   [[nodiscard]] int event_fd() const { return descriptors_.get(); }
 
  private:
+  // Whether sequences are pending beside those that are ready now.
+  bool move() {
+    struct Polled {
+      std::vector<SequenceReady> ready{};
+      bool more = false;
+    };
+    const Polled polled = call([](Offload& o) {
+      const auto all = o.poll(now_us());
+      return Polled{.ready = {all.begin(), all.end()}, .more = o.num_pending() > 0};
+    });
+    said_.insert(said_.end(), polled.ready.begin(), polled.ready.end());
+    return polled.more;
+  }
+  nb::list hand_over() {
+    const std::vector<SequenceReady> all = std::exchange(said_, {});
+    nb::list list;
+    try {
+      for (const SequenceReady& ready : all) list.append(ready_record(ready));
+    } catch (...) {  // such as Ctrl-C in the class of the record: the next poll() says all of it
+      said_.insert(said_.begin(), all.begin(), all.end());
+      throw;
+    }
+    return list;
+  }
   // Under the GIL. Without a drain() before it, tiers may have work whose end no one will hear of.
   void end() {
+    bool ended = false;
     bool owes = false;
-    std::unique_ptr<Offload> ended;
     manager_->call_without_gil([&](KVCacheManager&) {
       if (offload_ == nullptr) return;
       std::vector<std::unique_lock<std::mutex>> turns;
@@ -150,7 +185,9 @@ class OffloadObject {
       const OffloadLeft left = offload_->drain(now_us());
       owes = left.stores + left.loads + left.questions > 0;
       offload_.reset();
+      ended = true;
     });
+    if (!ended) return;  // another thread's close() did, and knows what the tiers owe
     claim_.reset();
     lent_.give_back(owes);
   }
@@ -160,7 +197,8 @@ class OffloadObject {
   LentTiers lent_{};
   std::unique_ptr<Offload> offload_{};  // null: closed. Changes inside of the manager's call()
   Descriptors descriptors_{};
-  std::unordered_set<std::uint64_t> pending_{};  // under the GIL
+  std::vector<SequenceReady>
+      said_{};  // that the Offload has said and poll() has not; under the GIL
 };
 
 nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle root, nb::handle media,
@@ -171,9 +209,13 @@ nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle roo
   held.set_sequence(publish, caller_id, priority, late_names, announce);
   const OffloadOpened opened =
       take(offload.call([&](Offload& o) { return o.open(numbers.span(), held.options); }));
-  if (opened.pending) offload.add_pending(opened.sequence);
-  return make_tier_record("OffloadOpened", nb::make_tuple(opened.sequence.value(),
-                                                          opened.cached_tokens, opened.pending));
+  try {
+    return make_tier_record("OffloadOpened", nb::make_tuple(opened.sequence.value(),
+                                                            opened.cached_tokens, opened.pending));
+  } catch (...) {  // such as Ctrl-C in the class of the record: nobody would know the sequence
+    offload.close_sequence(opened.sequence);
+    throw;
+  }
 }
 
 nb::object forgotten(const Forgotten& record) {
@@ -188,12 +230,6 @@ nb::object forget(OffloadObject& offload, nb::handle tokens, nb::handle root, nb
   const Input<std::int32_t> numbers(tokens, "tokens");
   return forgotten(
       take(offload.call([&](Offload& o) { return o.forget(numbers.span(), held.options); })));
-}
-
-nb::list ready_list(const std::vector<SequenceReady>& all) {
-  nb::list list;
-  for (const SequenceReady& ready : all) list.append(ready_record(ready));
-  return list;
 }
 
 std::string metrics(OffloadObject& offload, const nb::dict& labels) {
@@ -279,29 +315,22 @@ void add_loads(nb::class_<OffloadObject>& c) {
                "announce: bool = False) -> kvfolio_tiers._types.OffloadOpened"),
        "Manager.open(), and a request for what it did not find. pending: poll() or wait() will say "
        "how that ends; or append now, or cancel().")
-      .def(
-          "poll", [](OffloadObject& offload) { return ready_list(offload.poll()); },
-          nb::sig("def poll(self) -> list[kvfolio_tiers._types.SequenceReady]"),
-          "Moves what is to be moved, at most bytes_per_poll, and never waits: once for each step "
-          "of the engine, say. Returns the sequences that were pending and are ready: append what "
-          "lies behind cached_tokens.")
+      .def("poll", &OffloadObject::poll,
+           nb::sig("def poll(self) -> list[kvfolio_tiers._types.SequenceReady]"),
+           "Moves what is to be moved, at most bytes_per_poll, and never waits: once for each step "
+           "of the engine, say. Returns the sequences that were pending and are ready: append what "
+           "lies behind cached_tokens.")
       .def(
           "wait",
           [](OffloadObject& offload, nb::handle timeout) {
-            return ready_list(offload.wait(Until(timeout, "timeout")));
+            return offload.wait(Until(timeout, "timeout"));
           },
           "timeout"_a = nb::none(),
           nb::sig("def wait(self, timeout: float | None = None) -> "
                   "list[kvfolio_tiers._types.SequenceReady]"),
           "poll() until a sequence is ready, none is pending, or `timeout` seconds are over.")
       .def(
-          "cancel",
-          [](OffloadObject& offload, Id sequence) {
-            const std::int32_t length =
-                take(offload.call([&](Offload& o) { return o.cancel(sequence); }));
-            offload.remove_pending(sequence);
-            return length;
-          },
+          "cancel", [](OffloadObject& offload, Id sequence) { return offload.cancel(sequence); },
           "sequence"_a, nb::sig("def cancel(self, sequence: int) -> int"),
           "The sequence goes on now. Returns its length, which may have grown.")
       .def("event_fd", &OffloadObject::event_fd,

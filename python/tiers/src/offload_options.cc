@@ -52,8 +52,8 @@ void LentTiers::lend(std::shared_ptr<TierState> tier) {
 }
 
 void LentTiers::give_back(bool owe) {
-  for (const std::shared_ptr<TierState>& tier : tiers_) tier->give_back(owe);
-  tiers_.clear();
+  // Without the GIL in between: of two threads that end an Offload one gives back.
+  for (const auto& tier : std::exchange(tiers_, {})) tier->give_back(owe);
 }
 
 HeldOffload::HeldOffload(nb::handle model, nb::handle tiers, nb::handle epochs, LentTiers& lent)
@@ -103,7 +103,7 @@ nb::object counters_record(const OffloadCounters& c) {
       nb::make_tuple(c.stores, c.stores_dropped, c.loads, c.tokens_loaded, c.arena_corrupt,
                      c.tier_stores, c.tier_stores_dropped, c.tier_loads, by_result(c.tier_misses),
                      c.tier_corrupt, c.requests, c.requests_canceled, c.requests_timed_out,
-                     c.unknown_completions, c.manager_forgets, c.steps_max));
+                     c.unknown_completions, c.manager_forgets, c.steps_max, c.copies_failed));
 }
 
 nb::object tier_counters_record(const OffloadTierCounters& c) {

@@ -74,7 +74,7 @@ void create(RedisObject* self, const std::string& servers, const std::string& us
       .keys = keys.options,
   };
   Result<std::unique_ptr<RedisTier>> tier = [&] {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return RedisTier::create(options);
   }();
   new (self) RedisObject(take(std::move(tier)));

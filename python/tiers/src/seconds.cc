@@ -46,7 +46,7 @@ void Until::sleep_on(int descriptor, std::uint64_t most_us) const {
   const std::uint64_t now = now_us();
   const std::uint64_t us = std::min(most_us, at_us_ > now ? at_us_ - now : 0);
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     pollfd event{.fd = descriptor, .events = POLLIN, .revents = 0};
     const timespec time{.tv_sec = static_cast<time_t>(us / 1'000'000),
                         .tv_nsec = static_cast<long>(us % 1'000'000 * 1000)};

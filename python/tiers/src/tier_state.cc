@@ -67,11 +67,8 @@ void TierState::check_own() const {
                               "close it")));
 }
 
-std::pair<std::uint64_t, std::size_t> TierState::submit(TierOp op, nb::handle keys,
-                                                        nb::handle buffers,
-                                                        std::uint64_t timeout_us) {
-  check_own();
-  if (closing_) raise_closed();
+std::vector<TierItem> TierState::items_from(TierOp op, nb::handle keys, nb::handle buffers,
+                                            std::vector<nb::ndarray<nb::ro>>& arrays) const {
   const bool moves = op == TierOp::kLoad || op == TierOp::kStore;
   const std::vector<nb::object> names = items_of(keys, "keys", "a list of keys");
   std::vector<nb::object> memory;
@@ -85,9 +82,9 @@ std::pair<std::uint64_t, std::size_t> TierState::submit(TierOp op, nb::handle ke
     raise_invalid("buffers are for 'load' and 'store'");
   }
   std::vector<TierItem> items;
-  std::vector<nb::ndarray<nb::ro>> arrays(names.size());
+  arrays.resize(names.size());
   for (std::size_t i = 0; i < names.size(); ++i) {
-    TierItem item{.key = key_of(names[i], i), .tag = next_ + i};
+    TierItem item{.key = key_of(names[i], i)};
     if (moves) {
       const std::string name = item_text("buffers", i);
       Array array =
@@ -103,52 +100,73 @@ std::pair<std::uint64_t, std::size_t> TierState::submit(TierOp op, nb::handle ke
     }
     items.push_back(item);
   }
+  return items;
+}
+
+std::pair<std::uint64_t, std::size_t> TierState::submit(TierOp op, nb::handle keys,
+                                                        nb::handle buffers,
+                                                        std::uint64_t timeout_us) {
+  std::vector<nb::ndarray<nb::ro>> arrays;
+  std::vector<TierItem> items = items_from(op, keys, buffers, arrays);
+  // Arrays may have submitted, closed or lent the tier themselves. From here to the tier no code of
+  // Python runs, and what is in flight keeps an Offload from taking it.
+  check_own();
+  if (closing_) raise_closed();
   const std::uint64_t first = next_;
-  next_ += names.size();
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    in_flight_.emplace(first + i, std::move(arrays[i]));
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    items[i].tag = next_++;
+    in_flight_.emplace(items[i].tag, std::move(arrays[i]));
   }
   std::size_t taken = 0;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     if (tier_ != nullptr) {
       taken = tier_->submit(op, items, {.at_us = now_us() + timeout_us});
       tier_->poll(now_us(), {});  // begins: from now on event_fd() says when to go on
     }
   }
-  for (std::size_t i = taken; i < names.size(); ++i) in_flight_.erase(first + i);
+  for (std::size_t i = taken; i < items.size(); ++i) {
+    static_cast<void>(in_flight_.extract(first + i));
+  }
   return {first, taken};
 }
 
 void TierState::take_done() {
   std::vector<TierDone> all;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     std::array<TierDone, 256> some;
     std::size_t count = some.size();
-    while (tier_ != nullptr && count == some.size()) {
+    while (tier_ != nullptr && use_ != Use::kLent && count == some.size()) {
       count = tier_->poll(now_us(), some);
       all.insert(all.end(), some.begin(), some.begin() + static_cast<std::ptrdiff_t>(count));
     }
   }
   for (const TierDone& done : all) {
-    if (in_flight_.erase(done.tag) > 0) done_.push_back(done);  // else none asked
+    // The end of an array may run code of Python, which finds both as they are to be.
+    const auto ended = in_flight_.extract(done.tag);
+    if (!ended.empty()) done_.push_back(done);  // else none asked
   }
 }
 
 nb::list TierState::hand_over() {
   const std::vector<TierDone> all = std::exchange(done_, {});
   nb::list list;
-  for (const TierDone& done : all) {
-    list.append(make_tier_record("Done", nb::make_tuple(done.tag, to_string(done.result))));
+  try {
+    for (const TierDone& done : all) {
+      list.append(make_tier_record("Done", nb::make_tuple(done.tag, to_string(done.result))));
+    }
+  } catch (...) {  // such as Ctrl-C in the class of the record: the next poll() says all of it
+    done_.insert(done_.begin(), all.begin(), all.end());
+    throw;
   }
   return list;
 }
 
 int TierState::event_fd() {
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   const std::lock_guard lock(mutex_);
   return tier_ == nullptr ? -1 : tier_->event_fd();
 }
@@ -174,7 +192,7 @@ void TierState::close(const Until& until) {
   const std::uint64_t at_us = until.at_us();
   closing_ = true;
   const Status closed = [&] {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     return tier_ == nullptr ? Status() : tier_->close({.at_us = at_us});
   }();
@@ -198,7 +216,7 @@ void TierState::close(const Until& until) {
 
 void TierState::end() {
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::lock_guard lock(mutex_);
     tier_.reset();
   }

@@ -5,6 +5,7 @@
 // is a mutex. No thread waits for it with the GIL, and no call of a tier has the GIL. Memory of an
 // item is an array of Python that is kept until the tier says that it is done with it.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -36,7 +37,7 @@ class TierState {
   auto call(F&& f) {
     std::optional<decltype(f(*tier_))> result;
     {
-      const nb::gil_scoped_release release;
+      const ReleasedGil release;
       const std::lock_guard lock(mutex_);
       if (tier_ != nullptr) result.emplace(f(*tier_));
     }
@@ -71,6 +72,9 @@ class TierState {
 
   [[noreturn]] void raise_closed() const;
   void check_own() const;
+  // The items of the arguments of submit(), without tags. Runs code of Python: that of arrays.
+  std::vector<TierItem> items_from(TierOp op, nb::handle keys, nb::handle buffers,
+                                   std::vector<nb::ndarray<nb::ro>>& arrays) const;
   void take_done();
   nb::list hand_over();
   void end();
@@ -80,9 +84,12 @@ class TierState {
   std::mutex mutex_{};
   std::unique_ptr<Tier> tier_;  // null: closed. Changes under the mutex
 
+  // Changes under the GIL. An Offload calls the tier only after it became kLent, so whoever has the
+  // mutex and sees another value meets no answer of an Offload's.
+  std::atomic<Use> use_ = Use::kOwn;
+
   // Under the GIL.
   bool closing_ = false;
-  Use use_ = Use::kOwn;
   std::uint64_t next_ = 1;
   std::unordered_map<std::uint64_t, nb::ndarray<nb::ro>> in_flight_{};
   std::vector<TierDone> done_{};  // that the tier has said and poll() has not
