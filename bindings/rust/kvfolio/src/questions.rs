@@ -6,7 +6,6 @@ use crate::error::{call, text_of};
 use crate::ids::{Load, Sequence};
 use crate::prompt::CPrompt;
 use crate::{sys, GroupSpec, Manager, OpenOptions, Options, PlanOptions, Result};
-use std::ptr::null_mut;
 
 /// What is known of a sequence; `SequenceInfo` in `manager_types.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
