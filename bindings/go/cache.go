@@ -63,7 +63,8 @@ type Options struct {
 	MaxTransfers      int  // loads, and holds, that are open at once. 0: 256; -1: none
 	ListFindable      bool // keep a list for TakeFindable
 	// With storage: the host runs the copies of each plan in stream order, as it must with several
-	// steps in flight. false: Commit refuses a step whose copies RunCopies has not run.
+	// steps in flight: on a device by kernels of its own, since CopyBlocks knows no stream. false:
+	// Commit refuses a step whose copies RunCopies has not run.
 	CopiesByHost bool
 	// Block 0 of each group is held for ever and never given out, and plans are padded with 0. It is
 	// counted nowhere.

@@ -14,6 +14,9 @@
 // may use several devices. Errors become a Status; one that ends the context (an illegal address, a
 // failed launch, ...) is kept, and every later call on that device is kUnavailable with the same
 // sentence, without asking the driver. Other devices go on.
+// Where a device is asked for, a null pointer is kInvalidArgument ("device is null"). An Event or a
+// Stream that was made by its default constructor, or moved from, has no handle: each of its calls
+// is kFailedPrecondition, and it may be assigned to and destroyed.
 // Thread safety: a Device may be used by several threads at once; a Stream or an Event belongs to
 // one thread at a time.
 

@@ -54,7 +54,7 @@ struct KernelOptions {
 class KVFOLIO_API Kernels {
  public:
   // kUnavailable: this library was built without nvcc and has no kernels, or the driver refuses
-  // them. kOutOfMemory.
+  // them. kOutOfMemory. kInvalidArgument: a null device.
   static Result<std::shared_ptr<Kernels>> load(const std::shared_ptr<Device>& device,
                                                const KernelOptions& options = {});
   Kernels(const Kernels&) = delete;
@@ -148,15 +148,18 @@ class KVFOLIO_API AttendPlan {
 // Checks a call and cuts its work; nothing on the device. The first plan of an element type and
 // head dim loads its kernels, so make one before graphs are captured. kInvalidArgument: what
 // kernels.h says of attend(), rows that are not aligned to 16 bytes (8-byte rows: to 8), a layer
-// above 64 GiB. kUnsupported: head dims that are no multiple of 8 or above 576, rows of f64, a card
-// or an element type that this build has no kernels for.
+// above 64 GiB. kUnsupported: head dims that are no multiple of 8 or above 576, blocks of more than
+// 256 tokens, rows of f64, opaque bytes, a card or an element type that this build has no kernels
+// for.
 KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call);
 // Through `pinned`, pinned memory of at least image().size() bytes that is not written again before
 // the stream has passed, to `image`; and zeroes zeroed_bytes() of `workspace`.
 KVFOLIO_API Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,
                           std::byte* image, std::byte* workspace, void* stream);
-// softmax(scale * q k^T + mask) v of every row. kInvalidArgument: a call of other shapes, strides
-// or parameters than the plan's. Its lengths are those of the plan: only their number is looked at.
+// softmax(scale * q k^T + mask) v of every row. kInvalidArgument, with what differs: a call of
+// other shapes, strides or parameters than the plan's: scale, soft_cap, causal, rule, and whether
+// there are slopes, sink logits and trims. Each layer may have slopes and logits of its own.
+// Lengths are those of the plan: only their number is looked at.
 KVFOLIO_API Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
                           const std::byte* image, std::byte* workspace, void* stream);
 

@@ -33,7 +33,7 @@ class Kernels;  // cuda_kernels.h
 // Memory of the host that every device reads and writes while the host goes on.
 class KVFOLIO_API PinnedMemory {
  public:
-  // kOutOfMemory, kUnavailable. kInvalidArgument: bytes < 1.
+  // kOutOfMemory, kUnavailable. kInvalidArgument: bytes < 1, a null device.
   static Result<PinnedMemory> allocate(std::shared_ptr<Device> device, std::int64_t bytes);
   PinnedMemory() = default;
   PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
@@ -62,7 +62,7 @@ enum class DeviceSource : std::int32_t {
 };
 
 struct DeviceMemoryOptions {
-  // Pinned, of both pieces together. At least 128.
+  // Pinned, of both pieces together. 128 to 2^32.
   std::int64_t staging_bytes = std::int64_t{16} << 20;
   // Those of the same device; then as much memory of the device is staging too. Null: no kernels.
   std::shared_ptr<Kernels> kernels = nullptr;
@@ -74,7 +74,8 @@ struct DeviceMemoryOptions {
 
 class KVFOLIO_API DeviceMemory : public MemoryResource {
  public:
-  // kOutOfMemory, kUnavailable: as every call on the device. kInvalidArgument: the options.
+  // kOutOfMemory, kUnavailable: as every call on the device. kInvalidArgument: the options, a null
+  // device.
   static Result<std::unique_ptr<DeviceMemory>> create(const std::shared_ptr<Device>& device,
                                                       const DeviceMemoryOptions& options = {});
   DeviceMemory() = default;

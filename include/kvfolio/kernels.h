@@ -13,13 +13,16 @@
 //   kUnsupported. Rows carry no such mark: they must lie in host memory.
 // - Strides are in bytes; pointers and strides are multiples of the element size, or of 64 in
 //   format granule. Rows may have any strides, but rows that are written must not overlap each
-//   other or any other argument. Rows are f64, f32, f16 or bf16; only caches are int8.
+//   other or any other argument. Rows are f64, f32, f16 or bf16. Only caches are of types with
+//   scales (has_scales()). Opaque rows go into opaque caches and out of them, byte for byte, and
+//   nothing converts or attends to them.
 // - A slot is block * block_size + offset. A block table entry is read, and checked, only if a
 //   token of that block is needed. So entries of dropped blocks may be -1 or 0.
 // - Slots past the length of a sequence may hold anything, NaN too; they reach no result.
 // - Conversions are those of dtype.h: round to nearest even, NaN stays NaN. Equal element types
-//   are copied bit for bit. A token that is written to an int8 cache gets its scales in the same
-//   call. A token that is read from one is element * scale in f32, converted to the wanted type.
+//   are copied bit for bit. A token that is written to a cache of a type with scales (has_scales())
+//   gets its scales in the same call. A token that is read from one is element * scale in f32,
+//   converted to the wanted type.
 //   The bytes of a token depend only on its own rows: not on its neighbours, the rest of the call
 //   or the processor.
 // Thread safety: no state; calls may run at the same time if none writes what another reads or
@@ -101,8 +104,8 @@ KVFOLIO_API Status copy_blocks(const KVView& cache, std::span<const std::int32_t
 // converts it to the format and element type of `to`: from an engine's rows to tiles, for example.
 // Layers, heads, head dims and block sizes are equal. V may be a prefix of K in `from` only. A row
 // has at most 4096 elements. The two views share no memory. Equal element types are copied bit for
-// bit, int8 with its scales; others are converted token by token, as gather() and append() would.
-// Everything is checked before the first byte moves.
+// bit, those with scales (has_scales()) with their scales; others are converted token by token, as
+// gather() and append() would. Everything is checked before the first byte moves.
 KVFOLIO_API Status convert_blocks(const KVView& from, const KVView& to,
                                   std::span<const std::int32_t> src,
                                   std::span<const std::int32_t> dst);

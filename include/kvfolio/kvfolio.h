@@ -199,7 +199,8 @@ typedef struct kvfolio_copy_run {
 
 // Memory of the caller's own making (MemoryResource in memory.h). allocate() returns null if there
 // is none, else `bytes` bytes aligned to 64 or more. copy() is for ranges that do not overlap. The
-// first three are needed. copy_batch() does many copies; null: one after the other. copy_in()
+// first three are needed. copy_batch() does many copies; null: one after the other. None of these
+// is told of a stream: the caller has waited for what still writes the sources. copy_in()
 // copies from memory of the CPU, copy_out() to it; null: as copy_batch() if the memory is the
 // host's, else they cannot. Copies return 0 if the bytes arrived; KVFOLIO_ERR_UNSUPPORTED if they
 // cannot, and then nothing was copied; anything else, best a KVFOLIO_ERR, if they failed, which
@@ -253,7 +254,9 @@ typedef struct kvfolio_borrowed_group {
   void* v;  // the same with head_dim_v; null if there is no V of its own
   int64_t v_bytes;
   kvfolio_strides v_strides;
-  void* k_scale;  // int8 only: f32 [num_layers, num_blocks, num_kv_heads, block_size]
+  // Types with scales (int8, e4m3) only: f32 [num_layers, num_blocks, num_kv_heads, block_size].
+  // Null for all others, opaque bytes too.
+  void* k_scale;
   int64_t k_scale_bytes;
   kvfolio_strides k_scale_strides;
   void* v_scale;
@@ -315,7 +318,7 @@ KVFOLIO_C_API void* kvfolio_view_k(const kvfolio_view* view, int32_t layer, int3
                                    int32_t head, int32_t offset);
 KVFOLIO_C_API void* kvfolio_view_v(const kvfolio_view* view, int32_t layer, int32_t block,
                                    int32_t head, int32_t offset);
-// The f32 scale of that row; int8 only, else null.
+// The f32 scale of that row; int8 and e4m3 only, else null.
 KVFOLIO_C_API void* kvfolio_view_k_scale(const kvfolio_view* view, int32_t layer, int32_t block,
                                          int32_t head, int32_t offset);
 KVFOLIO_C_API void* kvfolio_view_v_scale(const kvfolio_view* view, int32_t layer, int32_t block,
@@ -357,8 +360,9 @@ typedef struct kvfolio_manager_options {
   int32_t id_tag;         // 0 to 65535
   int32_t max_transfers;  // 0: 256; -1: none
   int32_t list_findable;  // 1: for kvfolio_take_findable()
-  // 1: with storage, the host runs the copies of each plan in stream order, and kvfolio_commit()
-  // does not ask for kvfolio_run_copies()
+  // 1: with storage, the host runs the copies of each plan in stream order (on a device by kernels
+  // of its own or cuda::copy_blocks() of C++; kvfolio_storage_copy_blocks() knows no stream), and
+  // kvfolio_commit() does not ask for kvfolio_run_copies()
   int32_t copies_by_host;
   int32_t null_block;            // 1: block 0 of each group is never given out, and pads plans
   int64_t max_announced_tokens;  // 0: those of the largest group
@@ -1141,8 +1145,8 @@ KVFOLIO_C_API void kvfolio_token_store_destroy(kvfolio_token_store* store);
 // which both stores, in any order of their ends, call.
 KVFOLIO_C_API int32_t kvfolio_token_store_copy(const kvfolio_token_store* store,
                                                kvfolio_token_store** out, kvfolio_error* error);
-// Appends num_tokens rows of elements of `dtype` (0: the store's own, f32 for int8) that follow
-// each other. v is null if the store has no V.
+// Appends num_tokens rows of elements of `dtype` (0: the store's own, f32 for int8 and e4m3) that
+// follow each other. v is null if the store has no V.
 KVFOLIO_C_API int32_t kvfolio_token_store_append(kvfolio_token_store* store, const void* k,
                                                  const void* v, int64_t num_tokens, int32_t dtype,
                                                  kvfolio_error* error);
@@ -1151,7 +1155,7 @@ KVFOLIO_C_API int32_t kvfolio_token_store_gather(const kvfolio_token_store* stor
                                                  int64_t num_tokens, int32_t dtype, void* k,
                                                  void* v, kvfolio_error* error);
 // The row of token i where it lies, valid until the store is destroyed. KVFOLIO_ERR_UNSUPPORTED for
-// int8.
+// int8 and e4m3.
 KVFOLIO_C_API int32_t kvfolio_token_store_at(const kvfolio_token_store* store, int64_t i,
                                              const void** out, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_token_store_v_at(const kvfolio_token_store* store, int64_t i,

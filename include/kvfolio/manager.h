@@ -299,7 +299,7 @@ class KVFOLIO_API KVCacheManager {
   Status accept(SequenceId sequence, std::int32_t num_accepted);
   // Runs the copies of the open step on the manager's own storage, once per step, which then takes
   // no more appends. Engines that run them themselves, as with several steps in flight (in stream
-  // order, KVStorage::copy_blocks()), say so with ManagerOptions::copies_by_host.
+  // order, cuda::copy_blocks(..., stream)), say so with ManagerOptions::copies_by_host.
   // kUnsupported: no storage. kFailedPrecondition: no step is open, the copies have run, or
   // (kInOrder) there are copies and an earlier step is in flight, which may still write what they
   // read. kUnavailable: the memory failed; they have not run. Run them again, or drop() the step.

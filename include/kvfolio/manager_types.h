@@ -82,7 +82,9 @@ struct ManagerOptions {
   // have the same ids.
   std::uint16_t id_tag = 0;
   // With storage: the host runs the copies of each plan itself, in the order of its stream, as it
-  // must with several steps in flight (KVStorage::copy_blocks(), or the device's own copies).
+  // must with several steps in flight: cuda::copy_blocks(..., stream) for a device. With memory of
+  // the CPU, where the thread that computes also copies, copy_blocks() of kernels.h or
+  // KVStorage::copy_blocks() serve, which wait for nothing and know no stream.
   // false: commit() refuses a step while run_copies() has not run what it has to copy. Without
   // storage the copies are the host's in any case.
   bool copies_by_host = false;

@@ -46,10 +46,17 @@ struct CopyRun {
 // KVStorage see kUnsupported as it is (nothing was copied then) and all else as kUnavailable, with
 // the sentence of the resource.
 //
+// A copy waits for nothing earlier: not for a kernel that was enqueued on a stream of the engine,
+// nor for another copy that was submitted. Who calls (the host that calls KVStorage or run_copies()
+// over memory of a device) has waited for what still writes its sources or uses its destinations.
+// Two ways wait for nothing on the host: submit() behind a stream, and copies that the host
+// enqueues there itself, cuda::copy_blocks(..., stream) (ManagerOptions::copies_by_host).
+//
 // A resource whose copies would make the host wait offers submit(), too. What is submitted goes on
 // behind the caller's back: sources and destinations stay as they are until poll() has said how it
-// ended. All other copies are as ever. A resource that does not (copies_later() is false) copies
-// within submit(), so a caller may use these two everywhere.
+// ended, or until deallocate() has taken one of them back. All other copies are as ever. A resource
+// that does not (copies_later() is false) copies within submit(), so a caller may use these two
+// everywhere.
 //
 // Every member is pure or inline. So a derived class can be compiled with or without RTTI. The type
 // information of HostMemory is in the library.
@@ -60,14 +67,18 @@ class MemoryResource {
   [[nodiscard]] virtual MemoryKind kind() const noexcept = 0;
   // `bytes` (>= 1) bytes aligned to kMemoryAlignment or more; kOutOfMemory with the numbers.
   virtual Result<std::byte*> allocate(std::int64_t bytes) = 0;
-  // Takes back what allocate(bytes) gave.
+  // Takes back what allocate(bytes) gave. Returns when no copy that was submitted reads or writes
+  // it any more, since a storage may end before a poll() has said so, and that poll may never come.
+  // A ticket of such a copy may be polled later, too, once.
   virtual void deallocate(std::byte* memory, std::int64_t bytes) noexcept = 0;
   // Copies within memory of this resource. The ranges do not overlap. Returns when the copy is
-  // done, or when the resource's own stream orders every later use behind it.
+  // done, or when the resource's own stream orders every later use behind it. What came before is
+  // the caller's affair, see above.
   virtual Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept = 0;
 
-  // Many copies in one call; a device would launch one kernel for all of them. No piece reads what
-  // another one writes.
+  // Many copies in one call, within memory of this resource: pieces of any sizes, not blocks
+  // (cuda::copy_blocks() knows those). A device may launch one kernel for all of them. No piece
+  // reads what another one writes.
   virtual Status copy_batch(std::span<const CopyRun> runs) noexcept {
     for (const CopyRun& run : runs) {
       Status status = copy(run.dst, run.src, run.bytes);

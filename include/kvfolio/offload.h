@@ -26,16 +26,22 @@
 //    is copied, and nothing is findable before. A record that fails a check is a miss; a damaged
 //    one is erased where it lay. A request asks each tier once what it has. If a tier fails to
 //    bring a record, the request does not ask it for that one again, but the next tier that has it.
-//  - Memory that fails. A block that the cache's memory fails to give is not stored. A load of
-//  which
-//    it fails to take one block ends with nothing (LoadEnd::kPart): none of it is findable, and the
-//    records stay where they are. Both are counted (OffloadCounters::copies_failed).
+//  - Memory that fails. A block that the cache's memory fails to give is not stored. If it fails to
+//    take one block of a load, the load ends with nothing (LoadEnd::kPart): none of it is findable,
+//    and the records stay where they are. Both are counted (OffloadCounters::copies_failed).
 //  - Memory that copies later (MemoryResource::copies_later()). poll() begins copies, and never
 //    waits for one. A block on its way to the arena is held, and its record is sealed, from the
 //    bytes that arrived, when they have. A load stays open, with its records, until all of its
 //    copies have ended, also if it is late, forgotten or canceled meanwhile. So a request whose
 //    copies do not end does not end either. At most ManagerOptions::max_transfers blocks are on
 //    their way to the arena at a time.
+//    Records are verified where they lie in the arena, once their copies have ended. A damaged one
+//    is counted once (OffloadCounters::arena_corrupt) and erased there; blocks of the load that
+//    were right count as `loads`, also those behind it. The sequence sees the tokens in front of
+//    the first damaged block, in whole units (LoadEnd::kPart), and no block from there on is
+//    findable. What a copy alone damages, between a right record and the block or between the block
+//    and a record that is sealed from what arrived, no checksum sees: the resource has to say that
+//    such bytes did not arrive.
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
 //    tier may still touch is not used again before the tier says so. Records that a tier has not
 //    brought by half of that time are asked of the next tier that has them, for all requests that
@@ -218,11 +224,11 @@ struct OffloadTierCounters {
 
 // What drain() still waits for.
 struct OffloadLeft {
-  // Blocks that became findable are not in the arena yet, or a step that may write such blocks is
-  // not complete.
+  // Blocks that became findable are not in the arena yet, on their way there included, or a step
+  // that may write such blocks is not complete.
   bool blocks = false;
   std::int64_t stores = 0;     // that tiers have not ended, or wait to be given
-  std::int64_t loads = 0;      // that tiers have not ended
+  std::int64_t loads = 0;      // that tiers have not ended, and blocks on their way to the cache
   std::int64_t questions = 0;  // the same: exists and erase
   [[nodiscard]] bool any() const noexcept { return blocks || stores + loads + questions > 0; }
 };
@@ -247,7 +253,9 @@ class Offload {
   // Closes no sequence and no tier. If a tier has not ended a load or a store by now and does not
   // in a few polls, the arena is never given back: so drain() first, or close the tiers. A tier
   // that still owes answers is not given to another Offload. If copies of the cache's memory have
-  // not ended by then, neither are the blocks: their load or hold stays open.
+  // not ended by then, their blocks are not given back: the load or hold stays open, and the arena
+  // keeps its memory for ever. So it is after a manager that ended first with copies on their way,
+  // though these have ended with its storage (MemoryResource::deallocate()).
   KVFOLIO_API ~Offload();
   Offload(const Offload&) = delete;
   Offload& operator=(const Offload&) = delete;

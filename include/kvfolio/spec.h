@@ -92,11 +92,12 @@ inline constexpr std::int32_t kMaxSequenceTokens = 1 << 30;
 // contiguous. Token t of a block, KV head h, layer l:
 //   K: block*block_stride + l*layer_stride + h*k_head_stride + t*k_token_stride
 //   V: v_offset + block*block_stride + l*layer_stride + h*v_head_stride + t*v_token_stride
-// In format granule use t / 16, the tile, in place of t. Scales of int8, one f32 for each row:
+// In format granule use t / 16, the tile, in place of t. Scales, one f32 for each row of a type
+// with scales (has_scales()):
 //   K: k_scale_offset + block*block_stride + l*layer_stride + h*scale_head_stride +
 //      t*scale_token_stride; V: the same from v_scale_offset.
 // Scales follow the rows of a head (HND, granule) or of a block (NHD), those of K first, aligned to
-// 4 bytes.
+// 4 bytes. A row of opaque bytes has none, and is head_dim bytes.
 struct GroupLayout {
   std::int64_t block_stride = 0;
   std::int64_t layer_stride = 0;
@@ -105,7 +106,7 @@ struct GroupLayout {
   std::int64_t v_offset = 0;
   std::int64_t v_head_stride = 0;
   std::int64_t v_token_stride = 0;
-  std::int64_t k_scale_offset = 0;  // the four of scales are 0 unless the type is int8
+  std::int64_t k_scale_offset = 0;  // the four of scales are 0 unless the type has_scales()
   std::int64_t v_scale_offset = 0;  // that of K if V is a prefix of K, 0 if there is no V
   std::int64_t scale_head_stride = 0;
   std::int64_t scale_token_stride = 0;

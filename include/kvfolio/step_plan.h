@@ -72,6 +72,8 @@ struct GroupPlan {
   // position on.
   std::span<const std::int32_t> kv_first_live{};
   // Whole-block copies to run before this step writes: sources and destinations are disjoint.
+  // KVCacheManager::run_copies() runs them, or with ManagerOptions::copies_by_host the host: on a
+  // device by cuda::copy_blocks(kernels, view, copy_src, copy_dst, stream) behind earlier steps.
   std::span<const std::int32_t> copy_src{};
   std::span<const std::int32_t> copy_dst{};
   // Empty unless asked for.

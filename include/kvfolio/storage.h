@@ -12,10 +12,13 @@
 //
 // Invariants: every byte that a view reaches lies in the memory of its group; no two rows overlap,
 // not even rows of two groups. A row is the head_dim elements of one token, head and layer; the
-// scale of an int8 row counts as a row of its own.
+// scale of a row, in types with scales (has_scales()), counts as a row of its own. A row of an
+// opaque type is head_dim bytes without a scale, which come and go as they are.
 // The contents of fresh memory are unspecified: a slot holds a token only after an append.
 // Every call that copies answers kUnavailable if its MemoryResource says that bytes did not arrive.
 // Then what it was to write, and nothing else, may have any bytes; the call may be made again.
+// Over memory of a device no call waits for what is enqueued on a stream (memory.h says who orders
+// that); cuda::copy_blocks(..., stream) of cuda_kernels.h copies blocks in the order of one.
 // Thread safety: none for copy_blocks, copy_blocks_from, write_blocks and fill against any other
 // use of the same blocks; the const members may be called from several threads.
 
@@ -60,7 +63,8 @@ struct BorrowedGroup {
   std::byte* v = nullptr;  // the same with head_dim_v; null if the spec stores no V of its own
   std::int64_t v_bytes = 0;
   KVStrides v_strides = {};
-  // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], aligned to 4.
+  // Types with scales (has_scales()) only, else null, so also for opaque bytes: f32 [num_layers,
+  // num_blocks, num_kv_heads, block_size], aligned to 4.
   std::byte* k_scale = nullptr;
   std::int64_t k_scale_bytes = 0;
   KVStrides k_scale_strides = {};
@@ -114,7 +118,8 @@ class KVStorage {
   // Copies block src[i] to block dst[i], all layers, K, V and scales, in the order of i. A pair of
   // equal blocks does nothing. All pairs are checked before the first byte moves: kInvalidArgument
   // for unequal counts, a group or a block out of range. Bytes of an engine's memory that belong to
-  // no row are not touched.
+  // no row are not touched. By MemoryResource::copy(), which waits for no stream: with steps in
+  // flight on a device use cuda::copy_blocks(kernels, view, src, dst, stream).
   KVFOLIO_API Status copy_blocks(GroupId group, std::span<const std::int32_t> src,
                                  std::span<const std::int32_t> dst);
 
@@ -130,10 +135,11 @@ class KVStorage {
   // The image of a block is all of its bytes in one piece of memory, without padding. It depends on
   // the group's spec, never on strides: own and borrowed memory, in any order of axes, give the
   // same image of the same tokens, and either takes it. Layer by layer, in the order of the format:
-  // in HND and granule for each KV head the rows of K, of V if it is stored, and for int8 the f32
-  // scales of K, then of V. In NHD first K, then V, then the scales of K and of V, each token by
-  // token and within a token head by head. A row is the head_dim elements of a token, in granule a
-  // tile of 16 tokens. Numbers lie as in memory, in the byte order of the machine.
+  // in HND and granule for each KV head the rows of K, of V if it is stored, and for types with
+  // scales (has_scales()) the f32 scales of K, then of V. In NHD first K, then V, then the scales
+  // of K and of V, each token by token and within a token head by head. A row is the head_dim
+  // elements of a token, in granule a tile of 16 tokens. Numbers lie as in memory, in the byte
+  // order of the machine.
 
   // Bytes of the image of a block; 0: the spec has no such group.
   [[nodiscard]] KVFOLIO_API std::int64_t block_image_bytes(GroupId group) const noexcept;
@@ -149,7 +155,9 @@ class KVStorage {
                                   std::span<const std::byte> images);
   // read_blocks() and write_blocks() of one block, begun: MemoryResource::submit(). Image and block
   // stay as they are until poll_copy() says that the ticket is over: hold the block, or keep its
-  // load open. An error, as of read_blocks(): nothing was begun.
+  // load open. A storage that ends first waits for copies of its own memory
+  // (MemoryResource::deallocate()); memory that was lent its owner keeps until then. An error, as
+  // of read_blocks(): nothing was begun.
   [[nodiscard]] KVFOLIO_API bool copies_later() const noexcept;
   KVFOLIO_API Result<CopyTicket> submit_read(GroupId group, std::int32_t block,
                                              std::span<std::byte> image,
@@ -173,7 +181,8 @@ class KVStorage {
                                                             std::span<ImageRun> out) const;
 
   // Sets every byte of every row and scale, for tests and to poison memory: 0xff makes every
-  // element a NaN, and for int8 every scale.
+  // element a NaN, and every scale of types with scales (has_scales()). Opaque bytes are all 0xff
+  // then, whatever that means to the engine.
   // kUnsupported on memory that the CPU may not touch.
   KVFOLIO_API Status fill(std::byte value);
 

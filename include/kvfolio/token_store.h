@@ -17,9 +17,10 @@
 // <= max_tokens().
 //
 // A store of f64, f32, f16 or bf16 keeps rows of its own type bit for bit, and converts others by
-// the rules of dtype.h. int8 takes rows of any of these types and keeps a scale for each token and
-// head; gather() and read() turn it back. The bytes are those that append() of kernels.h writes.
-// Elements that are given as std::uint16_t are the bits of the store's own type, f16 or bf16.
+// the rules of dtype.h. Types with scales (has_scales()) take rows of any of these types and keep a
+// scale for each token and head; gather() and read() turn them back. The bytes are those that
+// append() of kernels.h writes. Elements that are given as std::uint16_t are the bits of the
+// store's own type, f16 or bf16.
 //
 // Memory for max_tokens is taken at creation. HostMemory backs a page when it is first written, so
 // tokens that never come cost address space only. A row never moves: a span of at() stays valid
@@ -102,7 +103,8 @@ class TokenStore {
 
   // The row of K of token i, where it lies: double for f64, float for f32, std::uint16_t for f16
   // and bf16, std::byte for all three. kInvalidArgument: no such token, or T is not the store's
-  // type. kUnsupported: the store is int8, whose elements mean nothing without their scales.
+  // type. kUnsupported: the store is of a type with scales, whose elements mean nothing without
+  // them.
   template <typename T = std::byte>
   [[nodiscard]] Result<std::span<const T>> at(std::int64_t i) const {
     return row_at<T>(k_, i);

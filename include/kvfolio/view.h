@@ -46,9 +46,10 @@ struct KVView {
   // Where the bytes are. Kernels of the CPU refuse all but kHost (kUnsupported). KVStorage sets it;
   // a view that is made by hand is of host memory unless it says otherwise.
   MemoryKind memory_kind = MemoryKind::kHost;
-  // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], a scale for each
-  // row, in every format; finite and >= 0, or NaN, as append() writes them. v_scale is null if
-  // head_dim_v is 0, and equals k_scale if V is a prefix of K.
+  // Types with scales (has_scales()) only, else null, so also for opaque bytes: f32 [num_layers,
+  // num_blocks, num_kv_heads, block_size], a scale for each row, in every format; finite and >= 0,
+  // or NaN, as append() writes them. v_scale is null if head_dim_v is 0, and equals k_scale if V is
+  // a prefix of K.
   std::byte* k_scale = nullptr;
   std::byte* v_scale = nullptr;
   KVStrides k_scale_strides = {};
@@ -65,7 +66,7 @@ struct KVView {
     return v + layer * v_strides.layer + block * v_strides.block + head * v_strides.head +
            in_block(offset) * v_strides.token;
   }
-  // int8: the scale of a token's row.
+  // Types with scales (has_scales()): the scale of a token's row.
   [[nodiscard]] std::byte* k_scale_at(std::int32_t layer, std::int32_t block, std::int32_t head,
                                       std::int32_t offset) const noexcept {
     return k_scale + layer * k_scale_strides.layer + block * k_scale_strides.block +
@@ -129,7 +130,8 @@ struct ConstRowsView {
 
 // Rows [num_tokens, num_heads, head_dim] that follow each other without a gap. The pointer says the
 // element type if it can: double is f64, float is f32. A 16-bit or untyped pointer needs a DType.
-// There is none for int8: rows have no scales, so no kernel takes rows of int8.
+// There is none for types with scales (has_scales()): rows have no scales, so no kernel takes rows
+// of them. Rows of opaque bytes are DType::kOpaque, and go into an opaque cache or out of one only.
 //   attend({.q = contiguous_rows(q.data(), num_tokens, num_q_heads, head_dim), ...});
 [[nodiscard]] inline RowsView contiguous_rows(std::byte* data, std::int32_t num_tokens,
                                               std::int32_t num_heads, std::int32_t head_dim,

@@ -25,6 +25,9 @@ constexpr unsigned kDisableTiming = 2;  // events
 // Fewer runs than this are copies of their own: a kernel and its staging cost about as much.
 constexpr std::size_t kFewRuns = 4;
 constexpr std::int64_t kBytesOfBlock = 256 * 4 * 16;  // of threads, see move_runs
+constexpr std::int64_t kLeastStaging = 128;
+// A kernel finds a run in its half by 32 bits (Run of move_args.h).
+constexpr std::int64_t kMostStaging = std::int64_t{1} << 32;
 
 DeviceAddress address_of(const std::byte* memory) {
   return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
@@ -48,9 +51,11 @@ Status check_lent(Device& device, const DeviceMemoryOptions& options) {
 
 Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr<Device>& device,
                                                            const DeviceMemoryOptions& options) {
-  if (options.staging_bytes < 128) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
+  if (options.staging_bytes < kLeastStaging || options.staging_bytes > kMostStaging) {
     return Status(ErrorCode::kInvalidArgument,
-                  concat("staging_bytes is ", options.staging_bytes, ", allowed: at least 128"));
+                  concat("staging_bytes is ", options.staging_bytes, ", allowed: ", kLeastStaging,
+                         " to ", kMostStaging));
   }
   if (options.source == DeviceSource::kLent) KVFOLIO_RETURN_IF_ERROR(check_lent(*device, options));
   std::unique_ptr<DeviceMemory> memory(new DeviceMemory(device));

@@ -25,7 +25,7 @@
 namespace kvfolio::cuda::staged {
 
 struct DeviceMemoryOptions {
-  // Pinned, of both pieces together. At least 128.
+  // Pinned, of both pieces together. 128 to 2^32.
   std::int64_t staging_bytes = std::int64_t{16} << 20;
   // A queue of the same device; then as much memory of the device is staging too. Null: no kernels.
   std::shared_ptr<MoveModule> kernels = nullptr;

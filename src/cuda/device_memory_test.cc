@@ -273,11 +273,16 @@ TEST(CudaDeviceMemory, AContextThatDiesFailsEveryLaterCallAndNoOtherDevice) {
   EXPECT_EQ(back, host);
 }
 
-TEST(CudaDeviceMemory, StagingTooSmallIsRefused) {
+// A kernel finds a run in its half of the staging by 32 bits.
+TEST(CudaDeviceMemory, StagingTooSmallOrTooLargeIsRefused) {
   FakeDriver fake;
-  const auto memory = DeviceMemory::create(open_device(), {.staging_bytes = 127});
-  ASSERT_FALSE(memory);
-  EXPECT_EQ(memory.error().message(), "staging_bytes is 127, allowed: at least 128");
+  for (const std::int64_t bytes : {std::int64_t{127}, (std::int64_t{1} << 32) + 1}) {
+    const auto memory = DeviceMemory::create(open_device(), {.staging_bytes = bytes});
+    ASSERT_FALSE(memory);
+    EXPECT_EQ(memory.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(memory.error().message(),
+              "staging_bytes is " + std::to_string(bytes) + ", allowed: 128 to 4294967296");
+  }
 }
 
 }  // namespace

@@ -185,6 +185,12 @@ Status Device::synchronize() {
 
 namespace {
 
+// Made by its default constructor, or moved from.
+Status check_made(const char* what, const void* handle) {
+  if (handle != nullptr) return {};
+  return {ErrorCode::kFailedPrecondition, concat("the ", what, " was not made by create()")};
+}
+
 // What a query of the driver says: it is no error that something is not ready yet.
 template <typename Query>
 Result<bool> ask_whether_ready(Device& device, std::string_view what, Query&& query) {
@@ -200,6 +206,7 @@ Result<bool> ask_whether_ready(Device& device, std::string_view what, Query&& qu
 }  // namespace
 
 Result<Event> Event::create(std::shared_ptr<Device> device) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
   Event event;
   KVFOLIO_RETURN_IF_ERROR(device->run("to make an event", [&](const DriverCalls& calls) {
     return calls.event_create(&event.handle_, kDisableTiming);
@@ -223,28 +230,33 @@ void Event::release() noexcept {
 }
 
 Status Event::record(void* stream) {
+  KVFOLIO_RETURN_IF_ERROR(check_made("event", handle_));
   return device_->run("to record an event", [&](const DriverCalls& calls) {
     return calls.event_record(handle_, stream);
   });
 }
 
 Result<bool> Event::passed() {
+  KVFOLIO_RETURN_IF_ERROR(check_made("event", handle_));
   return ask_whether_ready(*device_, "to look at an event",
                            [&](const DriverCalls& calls) { return calls.event_query(handle_); });
 }
 
 Status Event::synchronize() {
+  KVFOLIO_RETURN_IF_ERROR(check_made("event", handle_));
   return device_->run("to wait for an event",
                       [&](const DriverCalls& calls) { return calls.event_synchronize(handle_); });
 }
 
 Status Event::hold_back(void* stream) {
+  KVFOLIO_RETURN_IF_ERROR(check_made("event", handle_));
   return device_->run("to let a stream wait for an event", [&](const DriverCalls& calls) {
     return calls.stream_wait_event(stream, handle_, 0);
   });
 }
 
 Result<Stream> Stream::create(std::shared_ptr<Device> device) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
   Stream stream;
   KVFOLIO_RETURN_IF_ERROR(device->run("to make a stream", [&](const DriverCalls& calls) {
     return calls.stream_create(&stream.handle_, kNonBlocking);
@@ -268,11 +280,13 @@ void Stream::release() noexcept {
 }
 
 Result<bool> Stream::done() {
+  KVFOLIO_RETURN_IF_ERROR(check_made("stream", handle_));
   return ask_whether_ready(*device_, "to look at a stream",
                            [&](const DriverCalls& calls) { return calls.stream_query(handle_); });
 }
 
 Status Stream::synchronize() {
+  KVFOLIO_RETURN_IF_ERROR(check_made("stream", handle_));
   return device_->run("to wait for a stream",
                       [&](const DriverCalls& calls) { return calls.stream_synchronize(handle_); });
 }

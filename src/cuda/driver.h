@@ -6,6 +6,7 @@
 // on a machine that has no driver, and is told so when it asks for a device.
 
 #include <cstddef>
+#include <memory>
 #include <string_view>
 #include <type_traits>
 
@@ -102,6 +103,12 @@ struct DriverCalls {
 
 // kUnavailable: the library cannot be loaded, or lacks a call. It stays loaded.
 Result<DriverCalls> load_driver(const char* library = "libcuda.so.1");
+
+// The first check of each call that takes a device.
+[[nodiscard]] inline Status check_device(const std::shared_ptr<Device>& device) {
+  if (device != nullptr) return {};
+  return {ErrorCode::kInvalidArgument, "device is null"};
+}
 
 template <typename What, typename Call>
 Status Device::run(const What& what, Call&& call) {

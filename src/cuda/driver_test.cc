@@ -8,6 +8,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "cuda/device_memory.h"
 #include "cuda/fake_driver.h"
 
 namespace kvfolio::cuda {
@@ -116,6 +119,30 @@ TEST(CudaDriver, AContextThatEndedStaysEndedWithoutAskingTheDriver) {
     EXPECT_TRUE(second->run("to go on", [](const DriverCalls&) { return 0; }).ok());
     EXPECT_TRUE(second->status().ok());
   }
+}
+
+TEST(CudaDriver, ANullDeviceIsNamed) {
+  const auto said = [](const auto& made) { return made ? "made" : made.error().message(); };
+  EXPECT_EQ(said(Event::create(nullptr)), "device is null");
+  EXPECT_EQ(said(Stream::create(nullptr)), "device is null");
+  EXPECT_EQ(said(PinnedMemory::allocate(nullptr, 64)), "device is null");
+  EXPECT_EQ(said(staged::DeviceMemory::create(nullptr)), "device is null");
+  EXPECT_EQ(Event::create(nullptr).error().code(), ErrorCode::kInvalidArgument);
+}
+
+TEST(CudaDriver, AnEventOrAStreamThatIsNoneSaysSo) {
+  FakeDriver fake;
+  Event event;
+  Stream stream = *Stream::create(*Device::open(FakeDriver::calls(), 0));
+  Stream moved = std::move(stream);
+  // NOLINTNEXTLINE(bugprone-use-after-move): it has no handle
+  EXPECT_EQ(stream.synchronize().message(), "the stream was not made by create()");
+  EXPECT_EQ(stream.done().error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(event.record(moved.handle()).message(), "the event was not made by create()");
+  EXPECT_EQ(event.hold_back(moved.handle()).code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(event.passed().error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(event.synchronize().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_TRUE(moved.synchronize().ok());
 }
 
 TEST(CudaDriver, AnErrorThatEndsNothingIsSaidOnce) {

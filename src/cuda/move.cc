@@ -325,6 +325,9 @@ Status gather(const DeviceCache& cache, const kvfolio::GatherArgs& args, Queue& 
   if (args.k.data != nullptr) KVFOLIO_RETURN_IF_ERROR(check_rows_taken("k", args.k.dtype));
   if (args.v.data != nullptr) KVFOLIO_RETURN_IF_ERROR(check_rows_taken("v", args.v.dtype));
   if (args.count == 0 || (args.k.data == nullptr && args.v.data == nullptr)) return {};
+  if (args.block_table.data() == nullptr) {
+    return {ErrorCode::kInvalidArgument, "block_table is null"};
+  }
   const bool together = args.k.data == nullptr || args.v.data == nullptr ||
                         (args.k.num_heads == args.v.num_heads && args.k.dtype == args.v.dtype);
   if (together) return gather_heads(cache, args, args.k, args.v, queue, fault);

@@ -18,6 +18,7 @@ constexpr unsigned kPortable = 1;  // pinned for every context
 }  // namespace
 
 Result<PinnedMemory> PinnedMemory::allocate(std::shared_ptr<Device> device, std::int64_t bytes) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
   if (bytes < 1) return invalid(concat("bytes is ", bytes, ", allowed: at least 1"));
   void* memory = nullptr;
   KVFOLIO_RETURN_IF_ERROR(

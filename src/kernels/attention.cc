@@ -63,13 +63,7 @@ Status check_params(const AttentionParams& params) {
     return invalid(
         concat("params.rule.num_sinks() is ", rule.num_sinks(), ", allowed: at least 0"));
   }
-  // Beyond these bounds f32 does not hold its inverse.
-  const bool capped = params.soft_cap != 0.0;
-  if (capped && !(params.soft_cap >= 1e-30 && params.soft_cap <= 1e30)) {
-    return invalid(
-        "params.soft_cap is negative, NaN or out of range, allowed: 0 (none), or 1e-30 to 1e30");
-  }
-  return {};
+  return kernels::check_soft_cap(params.soft_cap);
 }
 
 // A number for each query head, or none.

@@ -42,6 +42,9 @@ KVFOLIO_API Status check_rows(std::string_view name, const ConstRowsView& rows,
 KVFOLIO_API Status check_written_rows(std::string_view name, const RowsView& rows,
                                       const RowsShape& shape);
 
+// 0, or a bound whose inverse f32 holds.
+KVFOLIO_API Status check_soft_cap(double soft_cap);
+
 // copies of blocks: equal counts, every block in range.
 KVFOLIO_API Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
                                 std::span<const std::int32_t> dst);

@@ -150,6 +150,29 @@ TEST(OffloadLate, ALoadOfWhichOneCopyFailsBringsNothingAndTheRecordsStay) {
   t.expect_whole();
 }
 
+// The damage comes while the record is copied.
+TEST(OffloadLate, ADamagedRecordIsCountedOnceAndTheLoadEndsInFrontOfItsBlock) {
+  Late t;
+  t.store(1);
+  const SequenceId loading = t.begin_load(1);
+  ASSERT_EQ(t.memory.on_their_way(), 8u);
+  auto* const record = const_cast<std::byte*>(t.memory.source(3));
+  *record ^= std::byte{1};
+  const auto ready = t.wait_for(loading);
+  ASSERT_TRUE(ready);
+  EXPECT_EQ(ready->why, LoadEnd::kPart);
+  EXPECT_EQ(ready->cached_tokens, 24);
+  t.cache.check_sequence(loading, prompt_of(1, 24));
+  const OffloadCounters& counters = t.offload->counters();
+  EXPECT_EQ(counters.arena_corrupt, 1u);
+  EXPECT_EQ(counters.loads, 7u);
+  EXPECT_EQ(counters.tokens_loaded, 24u);
+  EXPECT_EQ(counters.copies_failed, 0u);
+  EXPECT_EQ(t.offload->arena().records, 7);
+  EXPECT_EQ(t.cache.hit(prompt_of(1, kPrompt)), 24);
+  t.expect_whole();
+}
+
 TEST(OffloadLate, AStoreWhoseCopyFailsLeavesNoRecord) {
   Late t;
   t.cache.compute(prompt_of(1, kPrompt));
@@ -244,6 +267,36 @@ TEST(OffloadLate, AnOffloadThatEndsLeavesWhatIsStillCopiedAlone) {
     EXPECT_EQ(t.on_hold() > 0, !ends);
     EXPECT_TRUE(t.cache.manager.check_invariants().ok());
     t.memory.end_all();
+  }
+}
+
+// The storage goes with its manager, and its memory with the storage: MemoryResource::deallocate()
+// waits for what is copied there, also if no poll asks for the tickets.
+TEST(OffloadLate, AManagerThatEndsWhileItsBlocksAreCopiedLeavesNoCopyBehind) {
+  for (const bool large : {false, true}) {
+    LateMemory memory;
+    memory.ends_percent = 0;
+    const CacheSpec spec = test::full(large ? 20'000 : 40);  // large: a mapping of its own
+    const ManagerOptions options{.max_sequences = 16, .max_transfers = 8};
+    std::optional<Cache> cache(std::in_place, spec, options, &memory);
+    auto offload = offload_of(*cache);
+    cache->compute(prompt_of(1, kPrompt));
+    for (int i = 0; i < 20; ++i) {
+      offload->poll(1'000'000);
+      memory.end_all();
+    }
+    evict_all(*cache);
+    EXPECT_TRUE(offload->open(prompt_of(1, kPrompt))->pending);
+    for (int i = 0; i < 5; ++i) offload->poll(2'000'000);
+    cache->compute(prompt_of(2, kPrompt));
+    offload->poll(2'000'000);
+    ASSERT_EQ(memory.num_moving(), 16u);  // a load and stores
+    cache.reset();
+    EXPECT_EQ(memory.num_moving(), 0u);
+    EXPECT_EQ(offload->open(prompt_of(1, kPrompt)).error().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_EQ(offload->counters().loads, 0u);
+    offload.reset();
+    memory.end_all();
   }
 }
 

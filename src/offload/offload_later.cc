@@ -4,8 +4,11 @@
 // cache and the arena, each under a ticket. No call waits for one; each poll asks. Until a ticket
 // is over, its block stays with a hold or a load, and its record where it is. Records are checked
 // in the arena, by the CPU, when the ticket is over: a record is sealed from the bytes that have
-// arrived in it, and one that was copied to a block is verified as it lies there still. So damage
-// that comes on the way shows, too.
+// arrived in it, and one that was copied to a block is verified as it lies in the arena still. So
+// damage that a record takes there shows, also while it is copied: arena_corrupt counts it, the
+// record is erased, and the load ends in front of that block, whatever was copied behind it. What
+// only the block took is not read back, and what a record took on its way from a block is in its
+// checksum: against both stands the resource's word that the bytes arrived (poll()).
 
 #include <algorithm>
 

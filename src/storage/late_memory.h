@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <span>
 #include <vector>
@@ -17,7 +18,8 @@ namespace kvfolio::test {
 // Says that it is a device's; a test may touch it all the same. What is submitted reads its sources
 // and writes its destinations only when it ends, in a poll() of some ticket; until then the
 // destinations are full of garbage. So a source that is overwritten early, and a destination that
-// is used early or given to others, show in the bytes. Fresh memory is full of 0xff.
+// is used early or given to others, show in the bytes. Memory that is given back is touched no
+// more. Fresh memory is full of 0xff.
 class LateMemory final : public MemoryResource {
  public:
   explicit LateMemory(std::uint32_t seed = 1) : random_(seed) {}
@@ -29,6 +31,15 @@ class LateMemory final : public MemoryResource {
   std::size_t most_on_their_way = 0;
 
   [[nodiscard]] std::size_t on_their_way() const { return on_their_way_.size(); }
+  // Where the copy that was begun i-th of these reads from.
+  [[nodiscard]] const std::byte* source(std::size_t i) const {
+    return on_their_way_.at(i).runs.front().src;
+  }
+  // Those that still read and write, also if no poll asks for their tickets.
+  [[nodiscard]] std::size_t num_moving() const {
+    return static_cast<std::size_t>(std::count_if(on_their_way_.begin(), on_their_way_.end(),
+                                                  [](const Copy& one) { return !one.has_ended; }));
+  }
 
   [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kDevice; }
   Result<std::byte*> allocate(std::int64_t bytes) override {
@@ -36,7 +47,11 @@ class LateMemory final : public MemoryResource {
     if (memory) std::memset(*memory, 0xff, static_cast<std::size_t>(bytes));
     return memory;
   }
+  // Waits for the copies that touch it.
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
+    for (std::size_t i = 0; i < on_their_way_.size(); ++i) {
+      if (on_their_way_[i].touches(memory, bytes)) end(i);
+    }
     host_.deallocate(memory, bytes);
   }
   Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
@@ -80,6 +95,14 @@ class LateMemory final : public MemoryResource {
     std::uint64_t ticket = 0;
     std::vector<CopyRun> runs;
     bool has_ended = false, has_failed = false;
+
+    [[nodiscard]] bool touches(const std::byte* memory, std::int64_t bytes) const {
+      const auto within = [&](const std::byte* at) {
+        return !std::less<>{}(at, memory) && std::less<>{}(at, memory + bytes);
+      };
+      return std::any_of(runs.begin(), runs.end(),
+                         [&](const CopyRun& run) { return within(run.dst) || within(run.src); });
+    }
   };
 
   bool chance(unsigned percent) { return random_() % 100 < percent; }

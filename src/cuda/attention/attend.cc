@@ -16,6 +16,7 @@
 #include "base/invalid.h"
 #include "base/text.h"
 #include "cuda/attention/check.h"
+#include "kernels/check.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/spec.h"
 
@@ -90,6 +91,10 @@ Status check_cache(const CacheArgs& cache) {
   }
   KVFOLIO_RETURN_IF_ERROR(check_dim("dim_k", cache.dim_k));
   KVFOLIO_RETURN_IF_ERROR(check_dim("dim_v", cache.dim_v));
+  if (cache.block_size > kMostBlockSize) {
+    return {ErrorCode::kUnsupported, concat("cache.block_size is ", cache.block_size,
+                                            ", the kernels take up to ", kMostBlockSize)};
+  }
   KVFOLIO_RETURN_IF_ERROR(check_count("cache.block_size", cache.block_size, 1, kMostBlockSize));
   KVFOLIO_RETURN_IF_ERROR(check_count("cache.num_blocks", cache.num_blocks, 1,
                                       std::numeric_limits<std::int32_t>::max()));
@@ -114,9 +119,7 @@ Status check_params(const AttentionCall& call) {
   if (!std::isfinite(call.scale) || call.scale <= 0.0) {
     return invalid("scale is 0, negative or not finite, allowed: finite and > 0");
   }
-  if (!std::isfinite(call.soft_cap) || call.soft_cap < 0.0) {
-    return invalid("soft_cap is negative or not finite, allowed: finite and >= 0");
-  }
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_soft_cap(call.soft_cap));
   const Mask& mask = call.mask;
   if (mask.rule != Rule::kFull && mask.rule != Rule::kSlidingWindow &&
       mask.rule != Rule::kChunked) {

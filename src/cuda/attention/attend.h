@@ -60,7 +60,7 @@ struct AttentionCall {
   BatchLengths lengths = {};
   std::int32_t group_size = 1;
   double scale = 0.0;     // finite and > 0
-  double soft_cap = 0.0;  // scores become cap * tanh(score / cap); 0: none
+  double soft_cap = 0.0;  // scores become cap * tanh(score / cap); 0: none; or 1e-30 to 1e30
   Mask mask = {};
 };
 
@@ -87,7 +87,7 @@ struct AttentionPlan {
 
 // kInvalidArgument with the numbers: what kernels.h says of attend(), and rows that are not aligned
 // to 16 bytes (8-byte rows: to 8), a place beyond 64 GiB of one layer. kUnsupported: head dims that
-// are no multiple of 8 or above 576.
+// are no multiple of 8 or above 576, blocks of more than 256 tokens.
 [[nodiscard]] Result<AttentionPlan> plan_attention(const AttentionCall& call,
                                                    const KernelChoice& choice = {});
 
@@ -113,8 +113,11 @@ struct Launcher {
 [[nodiscard]] AttendArgs arguments_of(const AttentionCall& call);
 
 // Starts the kernels of a plan. image: plan.image on the device, 16-byte aligned; workspace: at
-// least plan.workspace_bytes, 16-byte aligned, contents do not matter. Answers the launcher's
-// error.
+// least plan.workspace_bytes, 16-byte aligned, of which the first plan.zeroed_bytes are zero and
+// all others anything. Either may be null where it has no bytes; a null one that is needed is
+// kInvalidArgument by name. Answers the launcher's error. Requires: `call` is one that
+// plan_attention() takes, and of the plan's shapes, parameters and lengths (library/attend_call.cc
+// checks that).
 [[nodiscard]] Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* image,
                             void* workspace, const Launcher& launcher);
 

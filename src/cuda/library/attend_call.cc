@@ -162,6 +162,52 @@ Status check_pointers(Kernels& kernels, const DeviceAttention& call, void* strea
       .status();
 }
 
+// A plan is cut for what its rows see. Slopes and logits may lie elsewhere in each layer.
+Status check_params_fit(const AttentionCall& call, const AttendPlan::Impl& plan) {
+  const AttentionCall& planned = plan.call;
+  const Mask &m = call.mask, &n = planned.mask;
+  if (m.rule != n.rule || m.window != n.window || m.num_sinks != n.num_sinks) {
+    return invalid("params.rule is another than that of the plan");
+  }
+  if (m.causal != n.causal) {
+    return invalid(concat("params.causal is ", m.causal != 0 ? "true" : "false",
+                          ", that of the plan is ", n.causal != 0 ? "true" : "false"));
+  }
+  if (call.scale != planned.scale) return invalid("params.scale is another than that of the plan");
+  if (call.soft_cap != planned.soft_cap) {
+    return invalid("params.soft_cap is another than that of the plan");
+  }
+  struct Given {
+    std::string_view name;
+    bool here, there;
+  };
+  const bool has_trims = !call.lengths.trim_sinks.empty();
+  const Given given[] = {
+      {"params.alibi_slopes", call.alibi_slopes != nullptr, planned.alibi_slopes != nullptr},
+      {"params.sink_logits", call.sink_logits != nullptr, planned.sink_logits != nullptr},
+      {"batch.trim_sinks and trim_first_kept", has_trims, plan.has_trims}};
+  for (const Given& one : given) {
+    if (one.here == one.there) continue;
+    return invalid(concat(one.name, one.here ? ": given" : ": empty", ", but the plan was made ",
+                          one.there ? "with them" : "without"));
+  }
+  return {};
+}
+
+// Under the names of DeviceAttention. What src/cuda/attention checks has the same names here.
+Status check_arrays(const DeviceAttention& call) {
+  const bool has_trims = !call.batch.trim_sinks.empty();
+  const std::pair<const char*, bool> missing[] = {
+      {"query_start", call.query_start == nullptr},
+      {"kv_lens", call.kv_lens == nullptr},
+      {"trim_sinks", has_trims && call.trim_sinks == nullptr},
+      {"trim_first_kept", has_trims && call.trim_first_kept == nullptr}};
+  for (const auto& [name, is_missing] : missing) {
+    if (is_missing) return invalid(concat(name, " is null, needed: memory of the device"));
+  }
+  return {};
+}
+
 // What a plan depends on beside lengths: another layer of the same cache has the same.
 Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
   const AttentionCall& planned = plan.call;
@@ -183,11 +229,7 @@ Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
       call.out_element != planned.out_element) {
     return invalid("q or out has other heads or another element type than that of the plan");
   }
-  const Mask &m = call.mask, &n = planned.mask;
-  if (m.rule != n.rule || m.window != n.window || m.num_sinks != n.num_sinks ||
-      m.causal != n.causal) {
-    return invalid("window, num_sinks or causal is another than that of the plan");
-  }
+  KVFOLIO_RETURN_IF_ERROR(check_params_fit(call, plan));
   if (call.block_table_stride != planned.block_table_stride) {
     return invalid(concat("block_table_stride is ", call.block_table_stride,
                           ", needed: that of the plan, ", planned.block_table_stride));
@@ -221,6 +263,7 @@ Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
                               .host("batch.trim_first_kept", call.batch.trim_first_kept.data())
                               .status());
   KVFOLIO_RETURN_IF_ERROR(check_shapes(call));
+  KVFOLIO_RETURN_IF_ERROR(check_arrays(call));
   Device& device = kernels.device();
   auto impl = std::make_unique<AttendPlan::Impl>();
   impl->call = attention_call(call);
@@ -232,6 +275,7 @@ Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
   KVFOLIO_RETURN_IF_ERROR(kernels.impl().attention.prepare(impl->call, impl->plan));
   impl->num_sequences = call.batch.kv_lens.size();
   impl->num_rows = call.batch.query_start.back();
+  impl->has_trims = !call.batch.trim_sinks.empty();
   impl->call.lengths = {};
   impl->target =
       concat(device.target(), impl->plan.family == Family::kGeneral ? "-general" : "-tiles");
@@ -244,6 +288,7 @@ Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pin
   if (pinned.size() < bytes.size()) {
     return invalid(concat("pinned has ", pinned.size(), " bytes, the image has ", bytes.size()));
   }
+  if (!bytes.empty() && pinned.data() == nullptr) return invalid("pinned is null");
   if (!bytes.empty() && image == nullptr) return invalid("image is null");
   if (plan.zeroed_bytes() > 0 && workspace == nullptr) return invalid("workspace is null");
   KVFOLIO_RETURN_IF_ERROR(PointerCheck(kernels, stream)
@@ -272,6 +317,7 @@ Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& p
                               .device("workspace", workspace)
                               .status());
   KVFOLIO_RETURN_IF_ERROR(check_shapes(call));
+  KVFOLIO_RETURN_IF_ERROR(check_arrays(call));
   const AttentionCall checked = attention_call(call);
   KVFOLIO_RETURN_IF_ERROR(check_fits(checked, plan.impl()));
   LaunchInto into{kernels.impl().attention, stream};

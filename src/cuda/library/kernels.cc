@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "cuda/library/loaded.h"
 #include "cuda/pointers.h"
@@ -27,6 +28,7 @@ Device& Kernels::device() const noexcept { return *impl_->device; }
 Result<std::shared_ptr<Kernels>> load_kernels(const std::shared_ptr<Device>& device,
                                               const KernelOptions& options,
                                               std::span<const KernelImage> images) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
   const auto moves = std::find_if(images.begin(), images.end(),
                                   [](const KernelImage& image) { return image.name == "moves"; });
   if (moves == images.end()) {
@@ -72,6 +74,18 @@ PointerCheck& PointerCheck::cache(std::string_view name, const KVView& view) {
 
 // ---- moves ----
 
+namespace {
+
+// Lists of blocks that the host reads.
+Status check_lists(std::span<const std::int32_t> src, std::span<const std::int32_t> dst) {
+  for (const auto& [name, list] : {std::pair{"src", src}, std::pair{"dst", dst}}) {
+    if (list.data() == nullptr && !list.empty()) return invalid(concat(name, " is null"));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status append(Kernels& kernels, const KVView& cache, std::int32_t layer, const ConstRowsView& k,
               const ConstRowsView& v, std::span<const std::int32_t> slots, void* stream,
               Fault fault) {
@@ -105,6 +119,7 @@ Status copy_blocks(Kernels& kernels, const KVView& cache, std::span<const std::i
                               .host("src", src.data())
                               .host("dst", dst.data())
                               .status());
+  KVFOLIO_RETURN_IF_ERROR(check_lists(src, dst));
   DriverQueue queue(kernels.impl().moves, stream);
   return copy_blocks(cache_of(cache), src, dst, queue);
 }
@@ -118,6 +133,7 @@ Status convert_blocks(Kernels& kernels, const KVView& from, const KVView& to,
                               .host("src", src.data())
                               .host("dst", dst.data())
                               .status());
+  KVFOLIO_RETURN_IF_ERROR(check_lists(src, dst));
   DriverQueue queue(kernels.impl().moves, stream);
   return convert_blocks(cache_of(from), cache_of(to), src, dst, queue);
 }

@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <vector>
@@ -299,8 +300,8 @@ TEST(CudaAttend, APlanIsForCallsOfItsShapesOnly) {
   };
   EXPECT_EQ(said([](DeviceAttention&) {}), "ok");
   EXPECT_THAT(said([](DeviceAttention& call) { call.layer = 2; }), HasSubstr("layer"));
-  EXPECT_THAT(said([](DeviceAttention& call) { call.params.rule = GroupRule::of_window(5); }),
-              HasSubstr("another than that of the plan"));
+  EXPECT_EQ(said([](DeviceAttention& call) { call.params.rule = GroupRule::of_window(5); }),
+            "params.rule is another than that of the plan");
   EXPECT_THAT(said([](DeviceAttention& call) { call.cache.k_strides.block += 16; }),
               HasSubstr("other strides"));
   EXPECT_THAT(said([](DeviceAttention& call) { call.cache.num_blocks = 50; }),
@@ -309,6 +310,64 @@ TEST(CudaAttend, APlanIsForCallsOfItsShapesOnly) {
   EXPECT_THAT(said([](DeviceAttention& call) { call.batch.query_start = start; }),
               HasSubstr("q is [6 tokens, 4 heads, head_dim 24], allowed: [7, 4, 24]"));
   EXPECT_THAT(said([](DeviceAttention& call) { call.params.scale = 0; }), HasSubstr("scale"));
+}
+
+// Its work is cut for what its rows see, and kernels are told of the call: the two agree.
+TEST(CudaAttend, APlanIsForCallsOfItsParametersOnly) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32);
+  std::byte* const memory = *twins.memory->allocate(1 << 20);
+  const std::span<const float> floats(reinterpret_cast<const float*>(memory + (1 << 19)), 4);
+  static const std::vector<std::int32_t> sinks{2, 0}, kept{300, 0};
+  const auto trims = [&](DeviceAttention& call) {
+    call.batch.trim_sinks = sinks;
+    call.batch.trim_first_kept = kept;
+    call.trim_sinks = call.trim_first_kept = call.kv_lens;
+  };
+  using Change = std::function<void(DeviceAttention&)>;
+  const std::pair<Change, std::string> changes[] = {
+      {[](DeviceAttention& call) { call.params.scale *= 2; },
+       "params.scale is another than that of the plan"},
+      {[](DeviceAttention& call) { call.params.soft_cap = 30; },
+       "params.soft_cap is another than that of the plan"},
+      {[](DeviceAttention& call) { call.params.causal = false; },
+       "params.causal is false, that of the plan is true"},
+      {[](DeviceAttention& call) { call.params.rule = GroupRule::of_chunk(64); },
+       "params.rule is another than that of the plan"},
+      {[&](DeviceAttention& call) { call.params.alibi_slopes = floats; },
+       "params.alibi_slopes: given, but the plan was made without"},
+      {[&](DeviceAttention& call) { call.params.sink_logits = floats; },
+       "params.sink_logits: given, but the plan was made without"},
+      {trims, "batch.trim_sinks and trim_first_kept: given, but the plan was made without"}};
+  const auto said = [&](const DeviceAttention& call, const AttendPlan& plan) {
+    return attend(*twins.kernels, call, plan, memory, memory + (1 << 18), twins.stream.handle())
+        .message();
+  };
+  auto pinned = *PinnedMemory::allocate(twins.device, 1 << 16);
+  const auto run = [&](const AttendPlan& plan) {
+    KVFOLIO_CHECK(upload(*twins.kernels, plan, {pinned.data(), 1 << 16}, memory, memory + (1 << 18),
+                         twins.stream.handle())
+                      .ok());
+    const std::string answer(said(twins.call, plan));
+    return twins.stream.synchronize().ok() ? answer : "the stream failed";
+  };
+  const Result<AttendPlan> plain = plan_attend(*twins.kernels, twins.call);
+  ASSERT_TRUE(plain);
+  EXPECT_EQ(run(*plain), "ok");
+  for (const auto& [change, sentence] : changes) {
+    DeviceAttention other = twins.call;
+    change(other);
+    EXPECT_EQ(said(other, *plain), sentence);
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, other);
+    ASSERT_TRUE(plan) << plan.error().message();
+    EXPECT_THAT(said(twins.call, *plan), HasSubstr("plan")) << "and the reverse of: " << sentence;
+  }
+  // Others of each layer's own.
+  twins.call.params.sink_logits = floats;
+  const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+  ASSERT_TRUE(plan);
+  twins.call.params.sink_logits = {floats.data() + 4, 4};
+  EXPECT_EQ(run(*plan), "ok");
 }
 
 // Each call of the driver fails once: it is said, no context stays current, the next try is right.
@@ -367,6 +426,36 @@ TEST(CudaAttend, WrongArgumentsAreNamed) {
   EXPECT_THAT(said([&](DeviceAttention& call) { call.q.num_heads = 3; }),
               HasSubstr("multiples of the 2 KV heads"));
   EXPECT_THAT(said([&](DeviceAttention& call) { call.lse = nullptr; }), "ok");
+  // Null where memory of the device is due.
+  using Change = std::function<void(DeviceAttention&)>;
+  static const std::vector<std::int32_t> trims{0, 0};
+  const std::pair<Change, std::string> nulls[] = {
+      {[](DeviceAttention& call) { call.query_start = nullptr; }, "query_start is null, needed"},
+      {[](DeviceAttention& call) { call.kv_lens = nullptr; }, "kv_lens is null, needed"},
+      {[](DeviceAttention& call) {
+         call.batch.trim_sinks = call.batch.trim_first_kept = trims;
+         call.trim_first_kept = call.kv_lens;
+       },
+       "trim_sinks is null, needed"},
+      {[](DeviceAttention& call) { call.cache.k = nullptr; }, "cache.k is null"},
+      {[](DeviceAttention& call) { call.q.data = nullptr; }, "q.data is null"},
+      {[](DeviceAttention& call) { call.out.data = nullptr; }, "out.data is null"},
+      {[](DeviceAttention& call) {
+         call.batch.block_table = {static_cast<const std::int32_t*>(nullptr), 150};
+       },
+       "block_table is null"}};
+  for (const auto& [change, sentence] : nulls) {
+    EXPECT_TRUE(said(change).starts_with(sentence)) << said(change);
+  }
+  // The bounds and the sentence of the CPU.
+  for (const double cap : {1e-30, 1e30, 1e-31, 1e31, -1.0, std::nan("")}) {
+    const bool allowed = cap == 1e-30 || cap == 1e30;
+    twins.host.params.soft_cap = cap;
+    const std::string cpu(kvfolio::attend(twins.host).message());
+    EXPECT_EQ(cpu.find("soft_cap") == std::string::npos, allowed) << cap;
+    EXPECT_EQ(said([&](DeviceAttention& call) { call.params.soft_cap = cap; }),
+              allowed ? "ok" : cpu);
+  }
   // Another architecture, and a type that this build has no kernels for.
   Twins half(fake, DType::kF16, 64, DType::kF16);
   const Result<AttendPlan> none = plan_attend(*half.kernels, half.call);

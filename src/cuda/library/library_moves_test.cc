@@ -286,6 +286,21 @@ TEST(CudaKernels, MemoryOfTheWrongSideIsRefusedByName) {
   const std::span<const std::int32_t> blocks(one.slots.device, 1);
   EXPECT_EQ(copy_blocks(*machine.kernels, view, blocks, blocks, stream).message(),
             "src is memory of device 0, needed: memory of the host");
+  // Null, by name.
+  const std::int32_t block = 0;
+  const std::span<const std::int32_t> null(static_cast<const std::int32_t*>(nullptr), 1);
+  EXPECT_EQ(copy_blocks(*machine.kernels, view, null, {&block, 1}, stream).message(),
+            "src is null");
+  EXPECT_EQ(convert_blocks(*machine.kernels, view, view, {&block, 1}, null, stream).message(),
+            "dst is null");
+  EXPECT_EQ(one.append_to(machine, view, one.k.device, nullptr, stream).message(), "slots is null");
+  EXPECT_EQ(gather(*machine.kernels,
+                   {.cache = view, .block_table = null, .length = 1, .count = 1, .k = one.k.device},
+                   stream)
+                .message(),
+            "block_table is null");
+  EXPECT_EQ(Kernels::load(nullptr).error().message(), "device is null");
+  EXPECT_EQ(DeviceMemory::create(nullptr).error().message(), "device is null");
   EXPECT_TRUE(fake.launches.empty());
 }
 

@@ -30,6 +30,7 @@ struct AttendPlan::Impl {
   AttentionCall call;  // that it was made for; its lengths are gone, but for these
   std::size_t num_sequences = 0;
   std::int32_t num_rows = 0;
+  bool has_trims = false;
   AttentionPlan plan;
   std::string target;
 };

@@ -11,6 +11,7 @@ namespace kvfolio::cuda {
 
 Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr<Device>& device,
                                                            const DeviceMemoryOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
   if (options.kernels != nullptr && &options.kernels->device() != device.get()) {
     return invalid(text::concat("kernels are those of device ", options.kernels->device().ordinal(),
                                 ", needed: device ", device->ordinal(), ", the same Device"));

@@ -80,7 +80,8 @@ pub unsafe trait MemoryResource: Send + Sync {
     /// `allocate(bytes)` of this resource gave `memory`, once.
     unsafe fn deallocate(&self, memory: *mut u8, bytes: usize);
     /// Copies within memory of this resource, between ranges that do not overlap. Returns when the
-    /// copy is done, or when the resource's own stream orders every later use behind it.
+    /// copy is done, or when the resource's own stream orders every later use behind it. It waits
+    /// for nothing that was enqueued on a stream before: that is the caller's affair.
     ///
     /// # Safety
     /// Both ranges lie in memory that `allocate` gave or that was lent beside this resource; for

@@ -71,8 +71,9 @@ pub struct Options {
     /// Keep a list for [`take_findable`](crate::Manager::take_findable).
     pub list_findable: bool,
     /// With storage: the host runs the copies of each plan in the order of its stream, as it must
-    /// with several steps in flight. False: a step whose copies [`run_copies`](crate::Step::run_copies)
-    /// has not run is refused.
+    /// with several steps in flight: on a device by kernels of its own, since
+    /// [`copy_blocks`](crate::StorageMut::copy_blocks) knows no stream. False: a step whose copies
+    /// [`run_copies`](crate::Step::run_copies) has not run is refused.
     pub copies_by_host: bool,
     /// Block 0 of each group is held for ever and never given out, and plans are padded with 0. It is
     /// counted nowhere.

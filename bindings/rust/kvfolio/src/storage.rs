@@ -70,7 +70,7 @@ pub struct BorrowedGroup {
     pub k: Borrowed,
     /// The same with `head_dim_v`.
     pub v: Borrowed,
-    /// int8 only: f32 `[num_layers, num_blocks, num_kv_heads, block_size]`.
+    /// int8 and e4m3 only: f32 `[num_layers, num_blocks, num_kv_heads, block_size]`.
     pub k_scale: Borrowed,
     /// The same for V.
     pub v_scale: Borrowed,

@@ -149,7 +149,8 @@ impl<'a> View<'a> {
         self.row(self.v_pointer(layer, block, head, offset), self.spec.head_dim_v)
     }
 
-    /// Where the f32 scale of a row of K lies; null if there is none: in caches of int8 only.
+    /// Where the f32 scale of a row of K lies; null if there is none: in caches
+    /// of int8 and e4m3 only.
     pub fn k_scale_pointer(&self, layer: i32, block: i32, head: i32, offset: i32) -> *const u8 {
         // SAFETY: C checks the numbers. So below.
         unsafe { sys::kvfolio_view_k_scale(self.raw(), layer, block, head, offset).cast() }
