@@ -16,7 +16,8 @@ bool Reservations::allocate(std::int64_t rows, std::span<const GroupSpec> groups
   groups_.resize(groups.size());
   for (std::size_t g = 0; g < groups.size() && ok; ++g) {
     ok = groups_[g].next.allocate_zeroed(groups[g].num_blocks) &&
-         groups_[g].owner.allocate_zeroed(groups[g].num_blocks);
+         groups_[g].owner.allocate_zeroed(groups[g].num_blocks) &&
+         groups_[g].logical.allocate_zeroed(groups[g].num_blocks);
   }
   return ok;
 }
@@ -86,10 +87,12 @@ BlockId Reservations::take(std::int32_t row, std::int32_t g) noexcept {
   return block;
 }
 
-void Reservations::own(std::int32_t row, std::int32_t g, BlockId block) noexcept {
-  std::int32_t& owner = groups_[static_cast<std::size_t>(g)].owner[block.value()];
-  KVFOLIO_DCHECK(owner == 0);
-  owner = row + 1;
+void Reservations::own(std::int32_t row, std::int32_t g, BlockId block,
+                       std::int32_t logical) noexcept {
+  Group& of = groups_[static_cast<std::size_t>(g)];
+  KVFOLIO_DCHECK(of.owner[block.value()] == 0);
+  of.owner[block.value()] = row + 1;
+  of.logical[block.value()] = logical;
   ++at(row, g).own;
 }
 
@@ -104,7 +107,7 @@ MemoryUse Reservations::memory() const noexcept {
   MemoryUse sum = MemoryUse::whole(rows_.bytes() + lists_.bytes());
   for (const Group& group : groups_) {
     // Pages of blocks that no promise concerns were never touched.
-    const std::int64_t bytes = group.next.bytes() + group.owner.bytes();
+    const std::int64_t bytes = group.next.bytes() + group.owner.bytes() + group.logical.bytes();
     sum += {bytes, num_rows_ > 0 ? bytes : 0};
   }
   return sum;
@@ -116,9 +119,10 @@ void Reservations::copy_from(const Reservations& other) noexcept {
   rows_.copy_from(rows);
   lists_.copy_from(lists);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [next, owner, ready] = groups[g];
+    const auto& [next, owner, logical, ready] = groups[g];
     groups_[g].next.copy_from(next);
     groups_[g].owner.copy_from(owner);
+    groups_[g].logical.copy_from(logical);
     groups_[g].ready = ready;
   }
   num_rows_ = num_rows;

@@ -11,7 +11,8 @@
 //
 // A block is a row's *own* if the row has a promise and only this row's table holds the block. An
 // own block comes back when the window passes it; when another comes to hold it too it is own no
-// more, and the promise needs another block in its place.
+// more, and the promise needs another block in its place. Where it stands in the table is kept with
+// it: indices of a table never shift, and who asks for one block need not look at the others.
 //
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate() but the text
 // of an error.
@@ -107,8 +108,12 @@ class Reservations {
   [[nodiscard]] std::int32_t num_own(std::int32_t row, std::int32_t g) const noexcept {
     return at(row, g).own;
   }
+  // The logical block that it is of its owner. Requires: it has one.
+  [[nodiscard]] std::int32_t logical(std::int32_t g, BlockId block) const noexcept {
+    return groups_[static_cast<std::size_t>(g)].logical[block.value()];
+  }
   // Requires: the block has no owner.
-  void own(std::int32_t row, std::int32_t g, BlockId block) noexcept;
+  void own(std::int32_t row, std::int32_t g, BlockId block, std::int32_t logical) noexcept;
   // It has no owner any more. Harmless if it had none.
   void disown(std::int32_t g, BlockId block) noexcept;
 
@@ -136,8 +141,9 @@ class Reservations {
     std::int32_t own;
   };
   struct Group {
-    FixedArray<std::int32_t> next;   // by block
-    FixedArray<std::int32_t> owner;  // row + 1, by block
+    FixedArray<std::int32_t> next;     // by block
+    FixedArray<std::int32_t> owner;    // row + 1, by block
+    FixedArray<std::int32_t> logical;  // by block, if it has an owner
     std::int32_t ready = 0;
   };
   [[nodiscard]] List& at(std::int32_t row, std::int32_t g) noexcept {
