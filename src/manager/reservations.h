@@ -69,6 +69,17 @@ class Reservations {
   [[nodiscard]] std::int64_t spent_behind(std::int32_t row, std::int32_t length) const noexcept {
     return std::max(0, rows_[row].spent_end - std::max(rows_[row].spent_begin, length));
   }
+  // The committed tokens for which the promise was spent, counted from `position` on: where in front
+  // of it that began decides nothing for a sequence that is accepted up to there.
+  struct Spent {
+    std::int32_t begin;
+    std::int32_t end;
+  };
+  [[nodiscard]] Spent spent_from(std::int32_t row, std::int32_t position) const noexcept {
+    const Row& of = rows_[row];
+    const std::int32_t end = of.spent_end - static_cast<std::int32_t>(of.spent);
+    return {std::max(0, of.spent_begin - position), std::max(0, end - position)};
+  }
 
   // ---- blocks that lie ready ----
 

@@ -109,6 +109,23 @@ TEST(Reservations, ACopyIsEqual) {
   EXPECT_TRUE(copy.check().ok());
 }
 
+TEST(Reservations, WhatWasSpentIsCountedFromAPositionWithoutTheOpenStep) {
+  Reservations r = make();
+  r.promise(1, 4, 9, 9);
+  r.spend(1, 4, 3, 3);
+  r.settle(1);
+  r.spend(1, 7, 4, 4);
+  const auto from = [&](std::int32_t position) {
+    const Reservations::Spent spent = r.spent_from(1, position);
+    return std::vector<std::int32_t>{spent.begin, spent.end};
+  };
+  EXPECT_THAT(from(2), ElementsAre(2, 5));
+  EXPECT_THAT(from(5), ElementsAre(0, 2));
+  EXPECT_THAT(from(7), ElementsAre(0, 0));
+  r.settle(1);
+  EXPECT_THAT(from(7), ElementsAre(0, 4));
+}
+
 TEST(Reservations, ACutPromisesAgainWhatWasSpentBehindIt) {
   Reservations r = make();
   r.promise(1, 4, 5, 5);
