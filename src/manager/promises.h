@@ -81,6 +81,10 @@ class Promises {
     return has(row) ? reservations_.num_ready(row, g) : 0;
   }
 
+  // For replays: what a promise was spent on stays spent, whatever becomes of drafts. Requires:
+  // there is no promise.
+  void forget_spent() noexcept { reservations_.forget_spent(); }
+
   // ---- promising ----
 
   // What a promise would take. Nothing is changed.

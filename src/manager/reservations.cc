@@ -42,8 +42,8 @@ void Reservations::spend(std::int32_t row, std::int32_t begin, std::int64_t num_
                          std::int64_t beyond) noexcept {
   Row& of = rows_[row];
   of.spent = std::min(of.tokens, num_tokens);
-  KVFOLIO_DCHECK(of.spent == 0 || of.spent_end == begin);
-  if (of.spent > 0) of.spent_end = begin + static_cast<std::int32_t>(of.spent);
+  KVFOLIO_DCHECK(of.spent == 0 || of.spent_end == begin || !keeps_spent_);
+  if (of.spent > 0 && keeps_spent_) of.spent_end = begin + static_cast<std::int32_t>(of.spent);
   of.lacks |= beyond > of.most_per_step;
   of.tokens -= of.spent;
 }
@@ -51,7 +51,7 @@ void Reservations::spend(std::int32_t row, std::int32_t begin, std::int64_t num_
 void Reservations::undo(std::int32_t row) noexcept {
   Row& of = rows_[row];
   of.tokens += of.spent;
-  of.spent_end -= static_cast<std::int32_t>(of.spent);
+  if (keeps_spent_) of.spent_end -= static_cast<std::int32_t>(of.spent);
   settle(row);
 }
 
@@ -115,7 +115,8 @@ MemoryUse Reservations::memory() const noexcept {
 
 // A member that is not named here does not compile.
 void Reservations::copy_from(const Reservations& other) noexcept {
-  const auto& [rows, lists, groups, num_rows] = other;
+  const auto& [rows, lists, groups, num_rows, keeps_spent] = other;
+  static_cast<void>(keeps_spent);
   rows_.copy_from(rows);
   lists_.copy_from(lists);
   for (std::size_t g = 0; g < groups.size(); ++g) {

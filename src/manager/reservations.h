@@ -62,6 +62,8 @@ class Reservations {
   void spend(std::int32_t row, std::int32_t begin, std::int64_t num_tokens,
              std::int64_t beyond) noexcept;
   void undo(std::int32_t row) noexcept;
+  // From now on nothing is known of what promises were spent on. Requires: num_rows() == 0.
+  void forget_spent() noexcept { keeps_spent_ = false; }
   void settle(std::int32_t row) noexcept;
   // The row ends at `length`. `again`: what was spent on the tokens behind is promised again.
   void cut(std::int32_t row, std::int32_t length, bool again) noexcept;
@@ -69,8 +71,8 @@ class Reservations {
   [[nodiscard]] std::int64_t spent_behind(std::int32_t row, std::int32_t length) const noexcept {
     return std::max(0, rows_[row].spent_end - std::max(rows_[row].spent_begin, length));
   }
-  // The committed tokens for which the promise was spent, counted from `position` on: where in front
-  // of it that began decides nothing for a sequence that is accepted up to there.
+  // The committed tokens for which the promise was spent, counted from `position` on: where in
+  // front of it that began decides nothing for a sequence that is accepted up to there.
   struct Spent {
     std::int32_t begin;
     std::int32_t end;
@@ -171,6 +173,7 @@ class Reservations {
   FixedArray<List> lists_;  // [row][group]
   std::vector<Group> groups_;
   std::int32_t num_rows_ = 0;
+  bool keeps_spent_ = true;  // of a manager, not of its state: copies leave it as it is
 };
 
 }  // namespace kvfolio

@@ -165,7 +165,7 @@ Result<Replay> replay_log(ByteSource& source, const ReplayOptions& options) {
   Result<KVCacheManager> manager = KVCacheManager::create(header.spec, header.options);
   if (!manager) return std::move(manager).error();
   if (header.has_storage) detail::imagine_storage(*manager);
-  if (header.format == kOpLogFormatBare) detail::trust_host(*manager);
+  detail::answer_as_in(*manager, header.format);
   std::int64_t num_blocks = 0;
   for (const GroupSpec& group : header.spec.groups) num_blocks += group.num_blocks;
   decoder.set_most_blocks(num_blocks);

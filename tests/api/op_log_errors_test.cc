@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <map>
 #include <random>
 
 #include "engine.h"
@@ -428,7 +429,7 @@ TEST(OpLog, ALogFromBeforeMistakesWereRefusedIsReplayedAsItWasAnswered) {
   Memory log_bytes;
   KVCacheManager manager =
       must(KVCacheManager::create(must(KVStorage::create(CacheSpec{recorded_groups()}))));
-  detail::trust_host(manager);  // as the library was then
+  detail::answer_as_in(manager, 1);  // as the library was then
   OpLog log(log_bytes);
   detail::write_format(log, 2);
   manager.record(&log);
@@ -504,6 +505,57 @@ TEST(OpLog, ALogOfFormat3IsReplayed) {
   must(replay.broken);
   EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->replayed;
   EXPECT_EQ(replay.manager.options().max_announced_tokens, 24);
+}
+
+// What the library of then wrote, before drafts of several appends (0750e655^): a plan with a
+// sequence that left, an append behind drafts, and promises of which drafts were rejected.
+TEST(OpLog, ALogFromBeforeDraftsOverStepsIsReplayedAsItWasAnswered) {
+  FileSource file = must(FileSource::open("tests/fuzz/corpus/op_log/drafts_3"));
+  OpLogReader reader = must(OpLogReader::open(file));
+  EXPECT_EQ(reader.header().format, 3U);
+  std::map<std::string, int> refused;
+  while (const auto call = must(reader.next())) {
+    if (call->answer.find("ok") != 0) ++refused[call->name];
+  }
+  EXPECT_THAT(refused,
+              testing::ElementsAre(testing::Pair("append", 1), testing::Pair("open_unnamed", 2)));
+  const Replay replay = must(replay_log(file));
+  must(replay.broken);
+  ASSERT_FALSE(replay.difference) << replay.difference->call << replay.difference->name << ": "
+                                  << replay.difference->recorded << " / "
+                                  << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
+  EXPECT_FALSE(replay.log.hash_is_ours);
+  must(replay.manager.check_invariants());
+}
+
+// The same mistakes in a log of today are refused in the replay, too.
+TEST(OpLog, TheRulesOfThenAreThoseOfOldFormatsAlone) {
+  for (const std::uint32_t format : {2u, 3u, 4u}) {
+    Memory log_bytes;
+    Engine e({full_group(4, 16)});
+    OpLog log(log_bytes);
+    detail::write_format(log, format);
+    detail::answer_as_in(e.manager, format);
+    e.manager.record(&log);
+    const SequenceId leaves = e.open(tokens(1, 3)).sequence;
+    const SequenceId stays = e.open(tokens(20, 3)).sequence;
+    Ticket ticket = must(e.manager.begin_step());
+    must(e.manager.append(leaves, tokens(1, 3)));
+    must(e.manager.append(stays, tokens(20, 3), {.draft = 2}));
+    must(e.manager.plan());
+    must(e.manager.undo(leaves));
+    EXPECT_EQ(e.manager.commit(ticket).ok(), format < 4) << format;
+    if (format == 4) must(e.manager.plan());
+    if (format == 4) must(e.manager.commit(ticket));
+    ticket = must(e.manager.begin_step());
+    EXPECT_EQ(e.manager.append(stays, tokens(23, 1)).ok(), format == 4) << format;
+    e.manager.record(nullptr);
+    const Replay replay = must(replay_log(log_bytes));
+    must(replay.broken);
+    EXPECT_FALSE(replay.difference) << format << replay.difference->name;
+    EXPECT_EQ(replay.log.state_hash, must(replay.manager.state_hash())) << format;
+  }
 }
 
 TEST(OpLog, FixedShapesAreReplayedInMemoryAsLargeAsThatOfTheCaller) {
