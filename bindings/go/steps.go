@@ -208,13 +208,17 @@ type PlanOptions struct {
 	CallerIDs      bool
 
 	// Fixed shapes (PlanOptions in step_plan.h), as a graph that was captured once wants them.
+	//
+	// A stride beyond what a table of the group can ever have, the blocks of 2^30 tokens or
+	// MaxTableEntries, is refused. Without Memory a step keeps a buffer as large as its largest plan was.
 	TableStride     []int32 // by group, or empty; 0: as wide as the longest table of the step
 	PaddedSequences int     // rows; those behind the step's sequences have no tokens. 0: those of the step
 	PaddedTokens    int     // slots; those behind the step's tokens are -1. 0: those of the step
 	Int64Slots      bool    // SlotMapping64 in place of SlotMapping
 	// Where the arrays of numbers are written, if not nil: memory that Go does not own, pinned memory of
-	// a device's library, say, from a multiple of 8 on. It stays until the step has ended or was planned
-	// again. PlanBytes says how many bytes there must be.
+	// a device's library, say, from a multiple of 8 on; each array begins a multiple of 16 bytes behind
+	// its begin. It stays until the step has ended or was planned again. PlanBytes says how many bytes
+	// there must be.
 	Memory      unsafe.Pointer
 	MemoryBytes int64
 }

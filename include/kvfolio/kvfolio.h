@@ -557,11 +557,15 @@ typedef struct kvfolio_plan_options {
   int32_t shared_prefixes;
   int32_t positions;
   int32_t caller_ids;
-  kvfolio_i32s table_stride;  // [num_groups] or empty; an entry of 0: as wide as the longest table
-  int32_t padded_sequences;   // 0: those of the step
-  int32_t padded_tokens;      // 0: those of the step
+  // [num_groups] or empty; an entry of 0: as wide as the longest table of the step. One beyond what
+  // a table of the group can ever have, the blocks of 2^30 tokens or max_table_entries, is refused.
+  // Without `memory` a step keeps a buffer as large as its largest plan was.
+  kvfolio_i32s table_stride;
+  int32_t padded_sequences;  // 0: those of the step
+  int32_t padded_tokens;     // 0: those of the step
   // Where the arrays of numbers are written, or null: memory of the caller, from a multiple of 8
-  // on. It stays until the step has ended or was planned again.
+  // on; each array begins a multiple of 16 bytes behind its begin. It stays until the step has
+  // ended or was planned again.
   void* memory;
   int64_t memory_bytes;
   int32_t int64_slots;  // 1: slot_mapping_64 in place of slot_mapping

@@ -17,9 +17,10 @@
 // arguments as varints, and of the answer its code, one number of it (an id, a count) and a 32-bit
 // hash of all of it. The header has a checksum, and so has each piece of calls that the sink was
 // given: damage is reported with its place, and no call of a damaged piece is used. Logs of
-// versions 1 and 2 are read too; those of 1 have no checksums of calls. The two runs of a program
-// that makes the same calls write equal files. The file has the tokens: anyone who may read it may
-// read the prompts. Bytes of K and V are not, and a replay needs none.
+// versions 1 to 3 are read too, and replayed by the rules of then; those of 1 have no checksums of
+// calls. The two runs of a program that makes the same calls write equal files. The file has the
+// tokens: anyone who may read it may read the prompts. Bytes of K and V are not, and a replay needs
+// none.
 //
 // Numbers of calls begin with 1.
 
@@ -93,9 +94,11 @@ KVFOLIO_API Result<ManagerOptions> options_for_replay(const CacheSpec& spec,
                                                       const ManagerOptions& options);
 // From now on run_copies() answers as if there were storage, and copies nothing.
 KVFOLIO_API void imagine_storage(KVCacheManager& manager) noexcept;
-// From now on commit() and append() refuse nothing for being a mistake of the host: a log from
-// before they did has what they answered then.
-KVFOLIO_API void trust_host(KVCacheManager& manager) noexcept;
+// From now on calls answer by the rules of the libraries that wrote this format, so that a log has
+// what they answered then. Below 4: an append behind undecided drafts is refused, commit() takes a
+// step of whose plan a sequence left, and what a promise was spent on stays spent. 1: commit() and
+// append() refuse no mistake of the host. Requires: the manager is new.
+KVFOLIO_API void answer_as_in(KVCacheManager& manager, std::uint32_t format) noexcept;
 // For tests: what the log records next is written in this format, 2 or 3. Requires: nothing was
 // recorded.
 KVFOLIO_API void write_format(OpLog& log, std::uint32_t format) noexcept;

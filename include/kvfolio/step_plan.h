@@ -136,16 +136,19 @@ struct PlanOptions {
   // ---- fixed shapes ----
 
   // By group, or empty: entries of a row of block_table. 0: as many as the longest table of the
-  // step has. A step with a longer table is refused.
+  // step has. A step with a longer table is refused, and so is a stride beyond what a table of the
+  // group can ever have: the blocks of 2^30 tokens, or max_table_entries. Without `memory` a step
+  // keeps a buffer as large as its largest plan was, and each step in flight has its own.
   std::span<const std::int32_t> table_stride{};
   std::int32_t padded_sequences = 0;  // up to max_sequences; 0: those of the step
   std::int32_t padded_tokens = 0;     // up to 2^30; 0: those of the step
   bool int64_slots = false;           // slot_mapping_64 in place of slot_mapping
   // Where the arrays of numbers are written, if not empty: memory of the caller, pinned, say. It
   // begins at a multiple of 8 and must stay until the step has ended or was planned again; what is
-  // there is written by this plan() alone. Each array begins at a multiple of 16 bytes, those whose
-  // size the options fix first. With equal options that fix all shapes, each array begins at the
-  // same place in every plan, and plan_bytes() says how much memory that is.
+  // there is written by this plan() alone. Each array begins a multiple of 16 bytes behind the
+  // begin of the memory, those whose size the options fix first. With equal options that fix all
+  // shapes, each array begins at the same place in every plan, and plan_bytes() says how much
+  // memory that is.
   std::span<std::byte> memory{};
 };
 

@@ -24,7 +24,8 @@ Status KVCacheManager::Impl::check_growing(std::int32_t row, std::string_view wh
   KVFOLIO_RETURN_IF_ERROR(check_resting(row, what));
   KVFOLIO_RETURN_IF_ERROR(check_no_load(row, what));
   const Sequence& s = rows_[row];
-  if (s.undecided() > 0 && (options_.order == Order::kUnordered || !drafts_.has_room(row))) {
+  const bool one_append = options_.order == Order::kUnordered || rules_of_ < kOpLogFormatDrafts;
+  if (s.undecided() > 0 && (one_append || !drafts_.has_room(row))) {
     return {ErrorCode::kFailedPrecondition,
             concat(what, ": the sequence has ", s.undecided(), " draft tokens of ",
                    drafts_.num(row), drafts_.num(row) == 1 ? " append" : " appends",
@@ -77,7 +78,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   if (tokens != nullptr) {
     const std::span<const std::int32_t> named(tokens, static_cast<std::size_t>(count));
     KVFOLIO_RETURN_IF_ERROR(check_tokens(what, named, arena()));
-    const bool may_be_again = count > 1 && rows_[row].length > 0 && !replays_trust_;
+    const bool may_be_again = count > 1 && rows_[row].length > 0 && rules_of_ > kOpLogFormatBare;
     return may_be_again ? prompts_.check_not_again(row, what, named) : Status();
   }
   if (unnamed_.has_room(row, rows_[row].length)) return {};

@@ -152,7 +152,7 @@ void KVCacheManager::Impl::close_all(KVCacheManager& manager) {
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
+  const auto& [spec, options, storage, imagines_storage, rules_of, counters, log, lifetime,
                sequences, groups, tree, blocks, tables, spans, promises, prompts, append_rules,
                borders, announcements, publisher, table_blocks, caller_ids, pins, transfers,
                load_blocks, scratch, victims, ended, steps, unnamed, drafts, forgets] = other;

@@ -124,10 +124,10 @@ class KVCacheManager::Impl {
   CacheSpec spec_;
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
-  // For replays: run_copies() answers as if there were storage; and commit() and append() refuse no
-  // mistake of the host, as they did when logs of format 1 were written.
+  // For replays: run_copies() answers as if there were storage; and calls answer by the rules of
+  // the libraries that wrote logs of this format (detail::answer_as_in()).
   bool imagines_storage_ = false;
-  bool replays_trust_ = false;
+  std::uint32_t rules_of_ = kOpLogFormat;
   Counters counters_;
   OpLog* log_ = nullptr;                  // where calls are recorded
   std::shared_ptr<const void> lifetime_;  // a ManagerAlias sees it end

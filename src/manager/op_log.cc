@@ -122,7 +122,10 @@ struct LogReplay {
   static void imagine_storage(KVCacheManager& manager) noexcept {
     manager.impl_->imagines_storage_ = true;
   }
-  static void trust_host(KVCacheManager& manager) noexcept { manager.impl_->replays_trust_ = true; }
+  static void answer_as_in(KVCacheManager& manager, std::uint32_t format) noexcept {
+    manager.impl_->rules_of_ = format;
+    if (format < kOpLogFormatDrafts) manager.impl_->promises_.forget_spent();
+  }
 };
 
 Result<ManagerOptions> detail::options_for_replay(const CacheSpec& spec,
@@ -138,6 +141,8 @@ void detail::write_format(OpLog& log, std::uint32_t format) noexcept {
   OpWriter(log).write_format(format);
 }
 
-void detail::trust_host(KVCacheManager& manager) noexcept { LogReplay::trust_host(manager); }
+void detail::answer_as_in(KVCacheManager& manager, std::uint32_t format) noexcept {
+  LogReplay::answer_as_in(manager, format);
+}
 
 }  // namespace kvfolio

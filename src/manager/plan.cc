@@ -41,7 +41,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan_open_step(const PlanOptions& 
 
 Result<const StepPlan*> KVCacheManager::Impl::plan_shaped(const PlanOptions& options,
                                                           PlanWriter& writer) {
-  KVFOLIO_RETURN_IF_ERROR(check_shape("plan", options, num_groups(), options_.max_sequences));
+  KVFOLIO_RETURN_IF_ERROR(check_shape("plan", options, groups_, options_));
   const Result<PlanLayout> layout = writer.layout(options);
   if (!layout) return layout.error();
   const auto given = static_cast<std::int64_t>(options.memory.size());
@@ -58,8 +58,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan_shaped(const PlanOptions& opt
 Result<std::int64_t> KVCacheManager::plan_bytes(const PlanOptions& options) const {
   KVFOLIO_RETURN_IF_MOVED("plan_bytes");
   const Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(
-      check_shape("plan_bytes", options, m.num_groups(), m.options_.max_sequences));
+  KVFOLIO_RETURN_IF_ERROR(check_shape("plan_bytes", options, m.groups_, m.options_));
   const Result<PlanSizes> sizes = fixed_sizes(options, m.num_groups());
   if (!sizes) return sizes.error();
   return PlanLayout::of(options, *sizes, m.num_groups()).bytes();

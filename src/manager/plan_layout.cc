@@ -2,6 +2,7 @@
 
 #include "manager/plan_layout.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "base/text.h"
@@ -38,6 +39,18 @@ Status check_shape_option(std::string_view call, std::string_view name, std::int
           concat(call, ": ", name, " is ", value, ", allowed: 0 to ", most)};
 }
 
+// max_sequence_tokens is what is expected, and no limit: a sequence ends at kMaxSequenceTokens, or
+// where there is no room for its table.
+Status check_stride(std::string_view call, std::size_t g, std::int64_t stride, const Group& group,
+                    const ManagerOptions& limits) {
+  const std::int64_t longest =
+      std::min<std::int64_t>(group.blocks_for(kMaxSequenceTokens), limits.max_table_entries);
+  if (stride >= 0 && stride <= longest) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat(call, ": table_stride[", g, "] is ", stride, ", allowed: 0 to ", longest,
+                 ", the most entries that a table of the group can have")};
+}
+
 Status shape_left_open(std::string_view name) {
   return {ErrorCode::kInvalidArgument,
           concat("plan_bytes: ", name, " is 0, so the size depends on the step")};
@@ -45,21 +58,19 @@ Status shape_left_open(std::string_view name) {
 
 }  // namespace
 
-Status check_shape(std::string_view call, const PlanOptions& options, std::int32_t num_groups,
-                   std::int32_t max_sequences) {
+Status check_shape(std::string_view call, const PlanOptions& options, std::span<const Group> groups,
+                   const ManagerOptions& limits) {
   KVFOLIO_RETURN_IF_ERROR(
-      check_shape_option(call, "padded_sequences", options.padded_sequences, max_sequences));
+      check_shape_option(call, "padded_sequences", options.padded_sequences, limits.max_sequences));
   KVFOLIO_RETURN_IF_ERROR(
       check_shape_option(call, "padded_tokens", options.padded_tokens, kMaxSequenceTokens));
-  if (!options.table_stride.empty() &&
-      options.table_stride.size() != static_cast<std::size_t>(num_groups)) {
+  if (!options.table_stride.empty() && options.table_stride.size() != groups.size()) {
     return {ErrorCode::kInvalidArgument,
             concat(call, ": table_stride has ", options.table_stride.size(), " entries for ",
-                   num_groups, " groups")};
+                   groups.size(), " groups")};
   }
   for (std::size_t g = 0; g < options.table_stride.size(); ++g) {
-    KVFOLIO_RETURN_IF_ERROR(check_shape_option(call, concat("table_stride[", g, "]"),
-                                               options.table_stride[g], kMaxSequenceTokens));
+    KVFOLIO_RETURN_IF_ERROR(check_stride(call, g, options.table_stride[g], groups[g], limits));
   }
   const auto behind = reinterpret_cast<std::uintptr_t>(options.memory.data()) % 8;
   if (behind == 0) return {};

@@ -13,9 +13,11 @@
 #include <cstdint>
 #include <span>
 
+#include "kvfolio/manager_types.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
 #include "kvfolio/step_plan.h"
+#include "manager/group.h"
 
 namespace kvfolio {
 
@@ -64,7 +66,7 @@ struct PlanLayout {
 
 // The options are within their limits. `call`: whose options they are.
 [[nodiscard]] Status check_shape(std::string_view call, const PlanOptions& options,
-                                 std::int32_t num_groups, std::int32_t max_sequences);
+                                 std::span<const Group> groups, const ManagerOptions& limits);
 // Sizes that the options alone say. kInvalidArgument: they leave one open; names the option.
 // Requires: check_shape().
 [[nodiscard]] Result<PlanSizes> fixed_sizes(const PlanOptions& options, std::int32_t num_groups);

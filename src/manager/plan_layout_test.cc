@@ -98,7 +98,11 @@ TEST(PlanLayout, TheLargestShapesAreCountedWithoutOverflow) {
   options.padded_sequences = 1 << 23;
   options.padded_tokens = kMaxSequenceTokens;
   options.int64_slots = true;
-  ASSERT_TRUE(check_shape("plan", options, kMaxGroups, 1 << 23).ok());
+  GroupSpec spec{.num_layers = 1, .num_kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8};
+  spec.block_size = 1;
+  const std::vector<Group> groups(kMaxGroups, {spec, GroupRule(spec), 32, BlockSize(1)});
+  const ManagerOptions limits{.max_sequences = 1 << 23, .max_table_entries = std::int64_t{1} << 33};
+  ASSERT_TRUE(check_shape("plan", options, groups, limits).ok());
   const PlanLayout layout = PlanLayout::of(options, *fixed_sizes(options, kMaxGroups), kMaxGroups);
   EXPECT_GT(layout.bytes(), std::int64_t{kMaxGroups} * 5 * 4 << 53);
 }

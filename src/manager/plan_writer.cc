@@ -82,6 +82,7 @@ std::int64_t PlanWriter::words_for(const PlanOptions& options) const noexcept {
 Status PlanWriter::reserve(const PlanOptions& options) { return reserve(words_for(options)); }
 
 Status PlanWriter::reserve(std::int64_t words) {
+  counted_ = words;
   if (words <= static_cast<std::int64_t>(step_.words.size())) return {};
   FixedArray<std::int32_t> larger;
   if (!larger.allocate_zeroed(words + words / 2)) {
@@ -105,7 +106,8 @@ void PlanWriter::write(const PlanOptions& options) noexcept {
     if (options.shared_prefixes) find_shared_prefixes(g);
   }
   step_.num_words = at - step_.words.data();
-  KVFOLIO_DCHECK(step_.num_words <= static_cast<std::int64_t>(step_.words.size()));
+  // Pages of dropped blocks are counted and not written, all else is both.
+  KVFOLIO_CHECK(options.flashinfer ? step_.num_words <= counted_ : step_.num_words == counted_);
   note_written(options);
 }
 
@@ -351,8 +353,24 @@ void PlanWriter::write(const PlanOptions& options, const PlanLayout& layout,
     write_group(g, options, layout, words);
     if (options.shared_prefixes) find_shared_prefixes(g);
   }
+  check_written(layout);
   step_.num_words = memory != nullptr ? 0 : layout.words;
   note_written(options);
+}
+
+// No array has more than its place has room for.
+void PlanWriter::check_written(const PlanLayout& layout) const noexcept {
+  const auto fits = [](const auto& array, std::int64_t room) {
+    return static_cast<std::int64_t>(array.size()) <= room;
+  };
+  KVFOLIO_CHECK(step_.num_entries <= layout.sizes.sequences &&
+                step_.plan.num_tokens <= layout.sizes.tokens);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const GroupPlan& plan = step_.group_plans[static_cast<std::size_t>(g)];
+    const PlanSizes::Group& size = layout.sizes.groups[static_cast<std::size_t>(g)];
+    KVFOLIO_CHECK(fits(plan.kv_indices, size.indices) && fits(plan.changed_rows, size.changed) &&
+                  fits(plan.copy_src, size.copies));
+  }
 }
 
 void PlanWriter::pad_rows(const PlanLayout& layout, std::int32_t* words) noexcept {
@@ -393,7 +411,9 @@ void PlanWriter::write_group(std::int32_t g, const PlanOptions& options, const P
   const PlanLayout::Group& at = layout.groups[static_cast<std::size_t>(g)];
   const auto write_padded_slots = [&]<typename Slot>(Slot* begin) {
     Slot* const end = begin + layout.sizes.tokens;
-    std::fill(write_slots(g, begin), end, Slot{-1});
+    Slot* const written = write_slots(g, begin);
+    KVFOLIO_CHECK(written == begin + step_.plan.num_tokens);
+    std::fill(written, end, Slot{-1});
     return std::span<const Slot>(begin, end);
   };
   if (options.int64_slots) {
@@ -404,7 +424,9 @@ void PlanWriter::write_group(std::int32_t g, const PlanOptions& options, const P
   if (options.block_tables) {
     std::int32_t* const begin = words + at.table;
     std::int32_t* const end = begin + layout.sizes.sequences * size.stride;
-    std::fill(write_tables(g, options.pad, size.stride, begin), end, options.pad);
+    std::int32_t* const written = write_tables(g, options.pad, size.stride, begin);
+    KVFOLIO_CHECK(written == begin + step_.num_entries * size.stride);
+    std::fill(written, end, options.pad);
     plan.block_table = {begin, end};
     plan.block_table_stride = static_cast<std::int32_t>(size.stride);
   }

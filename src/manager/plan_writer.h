@@ -99,12 +99,14 @@ class PlanWriter {
                    std::int32_t* words) noexcept;
   // Behind the step's sequences, up to the sizes of the layout.
   void pad_rows(const PlanLayout& layout, std::int32_t* words) noexcept;
+  void check_written(const PlanLayout& layout) const noexcept;
   void pad_pages(GroupPlan& plan, const PlanLayout& layout, std::int32_t* pages) const noexcept;
 
   const Rows& rows_;
   const Tables& tables_;
   std::span<const Group> groups_;
   Step& step_;
+  std::int64_t counted_ = 0;  // words, by reserve()
 };
 
 }  // namespace kvfolio

@@ -182,6 +182,26 @@ TEST_F(PlanWriterTest, AStepOfNoSequenceHasAPlanOfNoTokens) {
   EXPECT_THAT(p.positions, IsEmpty());
 }
 
+// Behind what was counted another array begins, or memory that is not the plan's.
+TEST_F(PlanWriterTest, APlanThatIsNotAsLongAsItWasCountedStopsTheProgram) {
+  add(0, 6, {5, 2}, {9, 8, 7});
+  const PlanOptions with_positions{.positions = true};
+  EXPECT_FALSE(plan(with_positions).positions.empty());  // the buffer has room for both
+  PlanWriter writer(rows_, tables_, groups_, steps_.open());
+  EXPECT_TRUE(writer.reserve(with_positions).ok());
+  EXPECT_DEATH(writer.write(PlanOptions{}), "counted_");
+  EXPECT_TRUE(writer.reserve(PlanOptions{}).ok());
+  EXPECT_DEATH(writer.write(with_positions), "counted_");
+  // The table grows between layout() and write().
+  const std::array<std::int32_t, 2> strides = {2, 3};
+  const PlanOptions fixed{.table_stride = strides, .padded_sequences = 2, .padded_tokens = 8};
+  const Result<PlanLayout> layout = writer.layout(fixed);
+  ASSERT_TRUE(layout) << layout.error().message();
+  EXPECT_TRUE(writer.reserve(*layout).ok());
+  tables_.of(0, 0).grow(tables_.arena(), 3);
+  EXPECT_DEATH(writer.write(fixed, *layout, nullptr), "written == begin");
+}
+
 TEST_F(PlanWriterTest, RowsAndTokensArePaddedToTheirFixedNumbers) {
   add(0, 6, {5, 2}, {9, 8, 7});
   add(6, 7, {3, 4}, {-1, -1, 1, 0});

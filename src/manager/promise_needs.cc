@@ -45,15 +45,14 @@ bool PromiseNeeds::needs_another(std::int32_t owner, std::int32_t g, BlockId blo
 }
 
 // The row may have to append inside this block, at its length or where the append of the open step
-// is undone; or a draft that is rejected would have given it back.
+// is undone; or a draft that is rejected would have given it back. Asked of each block of a hit, so
+// it looks at no table: a long prompt may be found in blocks of one that is computed.
 bool PromiseNeeds::is_tail_of(std::int32_t row, std::int32_t g, BlockId block) const noexcept {
   const Sequence& s = rows_[row];
   // All that is not accepted whole, the open step's tokens among them.
-  const auto blocks = tables_.of(row, g).blocks(tables_.arena());
-  const auto first = static_cast<std::size_t>(group(g).block_of(s.accepted));
-  const auto end = static_cast<std::size_t>(group(g).blocks_for(s.length));
-  for (std::size_t i = first; i < std::min(end, blocks.size()); ++i) {
-    if (blocks[i] == block.value()) return true;
+  const std::int32_t logical = reservations_.logical(g, block);
+  if (logical >= group(g).block_of(s.accepted) && logical < group(g).blocks_for(s.length)) {
+    return true;
   }
   return s.step_entry >= 0 && steps_.open().change(s.step_entry, g).source == block.value();
 }

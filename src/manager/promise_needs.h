@@ -80,7 +80,7 @@ class PromiseNeeds {
   [[nodiscard]] bool come_back(std::int32_t g) const noexcept {
     return group(g).windowed() && order_ == Order::kInOrder;
   }
-  // The owner of the block, once another holds it too.
+  // The owner of the block, once another holds it too. O(1).
   [[nodiscard]] bool needs_another(std::int32_t owner, std::int32_t g,
                                    BlockId block) const noexcept;
   [[nodiscard]] bool is_tail_of(std::int32_t row, std::int32_t g, BlockId block) const noexcept;

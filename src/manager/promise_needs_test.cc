@@ -36,6 +36,10 @@ class PromiseNeedsTest : public testing::Test {
   [[nodiscard]] PromiseNeeds needs(Order order = Order::kInOrder) const {
     return {rows_, tables_, groups_, steps_, reservations_, order};
   }
+  static GroupSpec wide(GroupSpec spec) {
+    spec.num_blocks = 512;
+    return spec;
+  }
   // A sequence of `length` tokens that has these blocks in each group.
   std::int32_t add(std::int32_t length, const std::vector<std::int32_t>& blocks) {
     const std::int32_t row = rows_.take();
@@ -94,7 +98,7 @@ TEST_F(PromiseNeedsTest, TheTailIsOwnedByItsRowOrThereIsNone) {
   const PromiseNeeds n = needs();
   EXPECT_FALSE(n.owns_tail(row, kFull, 6));
   EXPECT_TRUE(n.owns_tail(row, kFull, 4));
-  reservations_.own(row, kFull, BlockId(5));
+  reservations_.own(row, kFull, BlockId(5), 1);
   EXPECT_TRUE(n.owns_tail(row, kFull, 6));
   EXPECT_EQ(n.ready_for(row, kFull), 2);  // of 16 tokens, beyond the 2 blocks that are there
   EXPECT_FALSE(n.owns_tail(add(6, {3, 5}), kFull, 6));
@@ -104,8 +108,8 @@ TEST_F(PromiseNeedsTest, OnlyABlockThatIsUsedAgainCostsOneToShare) {
   const std::int32_t row = add(6, {3, 5});
   reservations_.promise(row, rows_[row].length, 10, 2);
   for (const std::int32_t g : {kFull, kWindow}) {
-    reservations_.own(row, g, BlockId(3));
-    reservations_.own(row, g, BlockId(5));
+    reservations_.own(row, g, BlockId(3), 0);
+    reservations_.own(row, g, BlockId(5), 1);
   }
   const PromiseNeeds n = needs();
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId()), 0);
@@ -120,8 +124,8 @@ TEST_F(PromiseNeedsTest, OnlyABlockThatIsUsedAgainCostsOneToShare) {
 TEST_F(PromiseNeedsTest, ABlockWhereADraftOrTheOpenStepBeganIsATailToo) {
   const std::int32_t row = add(8, {3, 5});
   reservations_.promise(row, rows_[row].length, 10, 2);
-  reservations_.own(row, kFull, BlockId(3));
-  reservations_.own(row, kFull, BlockId(5));
+  reservations_.own(row, kFull, BlockId(3), 0);
+  reservations_.own(row, kFull, BlockId(5), 1);
   const PromiseNeeds n = needs();
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 0);
   rows_[row].accepted = 6;  // a draft may be rejected
@@ -142,6 +146,23 @@ TEST_F(PromiseNeedsTest, ABlockWhereADraftOrTheOpenStepBeganIsATailToo) {
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 0);
   step.change(0, kFull).source = 5;  // it gave way to a copy
   EXPECT_EQ(n.cost_of_sharing(kFull, BlockId(5)), 1);
+}
+
+// Each block of a hit is asked about, and the owner may be computing a prompt as long: no answer
+// looks at a table, here one that has none of these blocks.
+TEST_F(PromiseNeedsTest, WhatABlockCostsIsAnsweredWithoutALookAtTheTable) {
+  constexpr std::int32_t kMany = 500;
+  ASSERT_TRUE(reservations_.allocate(4, std::vector{wide(groups_[0].spec), wide(groups_[1].spec)}));
+  const std::int32_t row = add(4 * kMany, {});
+  reservations_.promise(row, rows_[row].length, 10, 2);
+  for (std::int32_t i = 0; i < kMany; ++i) reservations_.own(row, kFull, BlockId(i), kMany - 1 - i);
+  rows_[row].accepted = 4 * 100 + 2;
+  for (std::int32_t i = 0; i < kMany; ++i) {
+    EXPECT_EQ(needs().cost_of_sharing(kFull, BlockId(i)), kMany - 1 - i >= 100 ? 1 : 0) << i;
+  }
+  rows_[row].length = 4 * 200;  // where the table ends
+  EXPECT_EQ(needs().cost_of_sharing(kFull, BlockId(kMany - 1 - 199)), 1);
+  EXPECT_EQ(needs().cost_of_sharing(kFull, BlockId(kMany - 1 - 200)), 0);
 }
 
 }  // namespace

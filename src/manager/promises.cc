@@ -13,7 +13,8 @@ using text::concat;
 
 // ---- blocks of a table ----
 
-BlockId Promises::acquire_own(std::int32_t row, std::int32_t g, std::int32_t& from_ready) noexcept {
+BlockId Promises::acquire_own(std::int32_t row, std::int32_t g, std::int32_t logical,
+                              std::int32_t& from_ready) noexcept {
   BlockId block;
   if (from_ready > 0) {
     --from_ready;
@@ -21,7 +22,7 @@ BlockId Promises::acquire_own(std::int32_t row, std::int32_t g, std::int32_t& fr
   } else {
     block = blocks_.acquire(g);
   }
-  reservations_.own(row, g, block);
+  reservations_.own(row, g, block, logical);
   return block;
 }
 
@@ -125,7 +126,7 @@ Promises::Offer Promises::offer(std::int32_t row, std::int64_t num_tokens,
     const std::int32_t logical = groups_[static_cast<std::size_t>(g)].block_of(length);
     const BlockId tail =
         at.owns_tail ? BlockId() : BlockId(table(row, g)[static_cast<std::size_t>(logical)]);
-    for_each_to_own(row, g, [&](BlockId block) {
+    for_each_to_own(row, g, [&](BlockId block, std::int32_t) {
       ++at.own;
       at.owns_tail |= block == tail;
     });
@@ -148,7 +149,9 @@ void Promises::promise(std::int32_t row, const Offer& offer) noexcept {
   rows_[row].has_promise = true;
   blocks_.take(offer.room);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    for_each_to_own(row, g, [&](BlockId block) { reservations_.own(row, g, block); });
+    for_each_to_own(row, g, [&](BlockId block, std::int32_t logical) {
+      reservations_.own(row, g, block, logical);
+    });
     const std::int32_t ready = offer.ready[static_cast<std::size_t>(g)];
     let_ready_go(row, g, ready);
     top_up(row, g, ready);
@@ -281,12 +284,15 @@ Status Promises::check_row(std::int32_t row, std::int32_t g) const {
   });
   KVFOLIO_RETURN_IF_ERROR(answer);
   std::int32_t own = 0;
+  std::int32_t logical = -1;
   for (const std::int32_t b : table(row, g)) {
+    ++logical;
     if (b < 0 || reservations_.owner(g, BlockId(b)) != row) continue;
     ++own;
-    if (pool.refs(BlockId(b)) == 1) continue;
-    return broken(concat("group ", g, " block ", b, " is sequence ", row, "'s own and has ",
-                         pool.refs(BlockId(b)), " references"));
+    if (pool.refs(BlockId(b)) == 1 && reservations_.logical(g, BlockId(b)) == logical) continue;
+    return broken(concat("group ", g, " block ", b, " is sequence ", row, "'s own, number ",
+                         reservations_.logical(g, BlockId(b)), ", and has ", pool.refs(BlockId(b)),
+                         " references and stands as number ", logical));
   }
   const std::int32_t ready = reservations_.num_ready(row, g);
   if (rows_[row].step_entry >= 0) {

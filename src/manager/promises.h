@@ -81,6 +81,10 @@ class Promises {
     return has(row) ? reservations_.num_ready(row, g) : 0;
   }
 
+  // For replays: what a promise was spent on stays spent, whatever becomes of drafts. Requires:
+  // there is no promise.
+  void forget_spent() noexcept { reservations_.forget_spent(); }
+
   // ---- promising ----
 
   // What a promise would take. Nothing is changed.
@@ -126,10 +130,11 @@ class Promises {
 
   // ---- blocks of a table ----
 
-  // A block for the row. `from_ready`: how many of the next ones lie ready.
-  [[nodiscard]] BlockId acquire(std::int32_t row, std::int32_t g,
+  // A block for the row, which puts it in its table as number `logical`. `from_ready`: how many of
+  // the next ones lie ready.
+  [[nodiscard]] BlockId acquire(std::int32_t row, std::int32_t g, std::int32_t logical,
                                 std::int32_t& from_ready) noexcept {
-    return has(row) ? acquire_own(row, g, from_ready) : blocks_.acquire(g);
+    return has(row) ? acquire_own(row, g, logical, from_ready) : blocks_.acquire(g);
   }
   // For undo(): a block that the open step took and wrote nothing to; those that it took last come
   // first. `from_pool`: how many of these did not lie ready, which num_from_pool() says when the
@@ -193,16 +198,19 @@ class Promises {
                                                     std::int32_t g) const noexcept {
     return tables_.of(row, g).blocks(tables_.arena());
   }
-  // Calls visit(block) for the blocks that the sequence holds alone: its own from now on, if it
-  // gets a promise.
+  // Calls visit(block, logical) for the blocks that the sequence holds alone: its own from now on,
+  // if it gets a promise.
   template <typename Visit>
   void for_each_to_own(std::int32_t row, std::int32_t g, const Visit& visit) const {
+    std::int32_t logical = -1;
     for (const std::int32_t b : table(row, g)) {
+      ++logical;
       const BlockId block(b);
-      if (b >= 0 && blocks_.is_alone(g, block) && reservations_.owner(g, block) < 0) visit(block);
+      if (b < 0 || !blocks_.is_alone(g, block) || reservations_.owner(g, block) >= 0) continue;
+      visit(block, logical);
     }
   }
-  [[nodiscard]] BlockId acquire_own(std::int32_t row, std::int32_t g,
+  [[nodiscard]] BlockId acquire_own(std::int32_t row, std::int32_t g, std::int32_t logical,
                                     std::int32_t& from_ready) noexcept;
   void top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
   void let_ready_go(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;

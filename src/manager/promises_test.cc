@@ -78,8 +78,8 @@ TEST_F(PromisesTest, WhatLiesReadyIsTakenFirstAndComesBackByUndo) {
   const std::int32_t row = add_row(4);
   promise(row, 4, 4);
   std::int32_t from_ready = 1;
-  const BlockId first = promises_.acquire(row, kFull, from_ready);
-  const BlockId second = promises_.acquire(row, kFull, from_ready);
+  const BlockId first = promises_.acquire(row, kFull, 1, from_ready);
+  const BlockId second = promises_.acquire(row, kFull, 2, from_ready);
   EXPECT_EQ(from_ready, 0);
   EXPECT_EQ(promises_.num_ready(row, kFull), 0);
   EXPECT_EQ(promises_.reservations().owner(kFull, second), row);
@@ -96,7 +96,7 @@ TEST_F(PromisesTest, WhatLiesReadyIsTakenFirstAndComesBackByUndo) {
 TEST_F(PromisesTest, ARowWithoutAPromiseTakesAndGivesBackAsBlocksDoes) {
   const std::int32_t row = add_row(4);
   std::int32_t from_ready = 0;
-  const BlockId block = promises_.acquire(row, kFull, from_ready);
+  const BlockId block = promises_.acquire(row, kFull, 1, from_ready);
   EXPECT_EQ(promises_.reservations().owner(kFull, block), Reservations::kNobody);
   std::int32_t from_pool = promises_.num_from_pool(row, kFull, 1);
   promises_.give_back(row, kFull, block, from_pool);
@@ -149,7 +149,7 @@ TEST_F(PromisesTest, APromiseEndsWithItsLastToken) {
   step.entries[0].row = row;
   step.num_entries = 1;
   std::int32_t from_ready = 1;
-  const BlockId block = promises_.acquire(row, kFull, from_ready);
+  const BlockId block = promises_.acquire(row, kFull, 1, from_ready);
   promises_.spend(row, 4, 4);
   rows_[row].step_entry = -1;
   rows_[row].accepted = 7;  // one of them is a guess, which may be rejected

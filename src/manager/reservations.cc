@@ -16,7 +16,8 @@ bool Reservations::allocate(std::int64_t rows, std::span<const GroupSpec> groups
   groups_.resize(groups.size());
   for (std::size_t g = 0; g < groups.size() && ok; ++g) {
     ok = groups_[g].next.allocate_zeroed(groups[g].num_blocks) &&
-         groups_[g].owner.allocate_zeroed(groups[g].num_blocks);
+         groups_[g].owner.allocate_zeroed(groups[g].num_blocks) &&
+         groups_[g].logical.allocate_zeroed(groups[g].num_blocks);
   }
   return ok;
 }
@@ -41,8 +42,8 @@ void Reservations::spend(std::int32_t row, std::int32_t begin, std::int64_t num_
                          std::int64_t beyond) noexcept {
   Row& of = rows_[row];
   of.spent = std::min(of.tokens, num_tokens);
-  KVFOLIO_DCHECK(of.spent == 0 || of.spent_end == begin);
-  if (of.spent > 0) of.spent_end = begin + static_cast<std::int32_t>(of.spent);
+  KVFOLIO_DCHECK(of.spent == 0 || of.spent_end == begin || !keeps_spent_);
+  if (of.spent > 0 && keeps_spent_) of.spent_end = begin + static_cast<std::int32_t>(of.spent);
   of.lacks |= beyond > of.most_per_step;
   of.tokens -= of.spent;
 }
@@ -50,7 +51,7 @@ void Reservations::spend(std::int32_t row, std::int32_t begin, std::int64_t num_
 void Reservations::undo(std::int32_t row) noexcept {
   Row& of = rows_[row];
   of.tokens += of.spent;
-  of.spent_end -= static_cast<std::int32_t>(of.spent);
+  if (keeps_spent_) of.spent_end -= static_cast<std::int32_t>(of.spent);
   settle(row);
 }
 
@@ -86,10 +87,12 @@ BlockId Reservations::take(std::int32_t row, std::int32_t g) noexcept {
   return block;
 }
 
-void Reservations::own(std::int32_t row, std::int32_t g, BlockId block) noexcept {
-  std::int32_t& owner = groups_[static_cast<std::size_t>(g)].owner[block.value()];
-  KVFOLIO_DCHECK(owner == 0);
-  owner = row + 1;
+void Reservations::own(std::int32_t row, std::int32_t g, BlockId block,
+                       std::int32_t logical) noexcept {
+  Group& of = groups_[static_cast<std::size_t>(g)];
+  KVFOLIO_DCHECK(of.owner[block.value()] == 0);
+  of.owner[block.value()] = row + 1;
+  of.logical[block.value()] = logical;
   ++at(row, g).own;
 }
 
@@ -104,7 +107,7 @@ MemoryUse Reservations::memory() const noexcept {
   MemoryUse sum = MemoryUse::whole(rows_.bytes() + lists_.bytes());
   for (const Group& group : groups_) {
     // Pages of blocks that no promise concerns were never touched.
-    const std::int64_t bytes = group.next.bytes() + group.owner.bytes();
+    const std::int64_t bytes = group.next.bytes() + group.owner.bytes() + group.logical.bytes();
     sum += {bytes, num_rows_ > 0 ? bytes : 0};
   }
   return sum;
@@ -112,13 +115,15 @@ MemoryUse Reservations::memory() const noexcept {
 
 // A member that is not named here does not compile.
 void Reservations::copy_from(const Reservations& other) noexcept {
-  const auto& [rows, lists, groups, num_rows] = other;
+  const auto& [rows, lists, groups, num_rows, keeps_spent] = other;
+  static_cast<void>(keeps_spent);
   rows_.copy_from(rows);
   lists_.copy_from(lists);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [next, owner, ready] = groups[g];
+    const auto& [next, owner, logical, ready] = groups[g];
     groups_[g].next.copy_from(next);
     groups_[g].owner.copy_from(owner);
+    groups_[g].logical.copy_from(logical);
     groups_[g].ready = ready;
   }
   num_rows_ = num_rows;

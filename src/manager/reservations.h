@@ -11,7 +11,8 @@
 //
 // A block is a row's *own* if the row has a promise and only this row's table holds the block. An
 // own block comes back when the window passes it; when another comes to hold it too it is own no
-// more, and the promise needs another block in its place.
+// more, and the promise needs another block in its place. Where it stands in the table is kept with
+// it: indices of a table never shift, and who asks for one block need not look at the others.
 //
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate() but the text
 // of an error.
@@ -61,12 +62,25 @@ class Reservations {
   void spend(std::int32_t row, std::int32_t begin, std::int64_t num_tokens,
              std::int64_t beyond) noexcept;
   void undo(std::int32_t row) noexcept;
+  // From now on nothing is known of what promises were spent on. Requires: num_rows() == 0.
+  void forget_spent() noexcept { keeps_spent_ = false; }
   void settle(std::int32_t row) noexcept;
   // The row ends at `length`. `again`: what was spent on the tokens behind is promised again.
   void cut(std::int32_t row, std::int32_t length, bool again) noexcept;
   // Tokens that cut() to this length would promise again.
   [[nodiscard]] std::int64_t spent_behind(std::int32_t row, std::int32_t length) const noexcept {
     return std::max(0, rows_[row].spent_end - std::max(rows_[row].spent_begin, length));
+  }
+  // The committed tokens for which the promise was spent, counted from `position` on: where in
+  // front of it that began decides nothing for a sequence that is accepted up to there.
+  struct Spent {
+    std::int32_t begin;
+    std::int32_t end;
+  };
+  [[nodiscard]] Spent spent_from(std::int32_t row, std::int32_t position) const noexcept {
+    const Row& of = rows_[row];
+    const std::int32_t end = of.spent_end - static_cast<std::int32_t>(of.spent);
+    return {std::max(0, of.spent_begin - position), std::max(0, end - position)};
   }
 
   // ---- blocks that lie ready ----
@@ -107,8 +121,12 @@ class Reservations {
   [[nodiscard]] std::int32_t num_own(std::int32_t row, std::int32_t g) const noexcept {
     return at(row, g).own;
   }
+  // The logical block that it is of its owner. Requires: it has one.
+  [[nodiscard]] std::int32_t logical(std::int32_t g, BlockId block) const noexcept {
+    return groups_[static_cast<std::size_t>(g)].logical[block.value()];
+  }
   // Requires: the block has no owner.
-  void own(std::int32_t row, std::int32_t g, BlockId block) noexcept;
+  void own(std::int32_t row, std::int32_t g, BlockId block, std::int32_t logical) noexcept;
   // It has no owner any more. Harmless if it had none.
   void disown(std::int32_t g, BlockId block) noexcept;
 
@@ -136,8 +154,9 @@ class Reservations {
     std::int32_t own;
   };
   struct Group {
-    FixedArray<std::int32_t> next;   // by block
-    FixedArray<std::int32_t> owner;  // row + 1, by block
+    FixedArray<std::int32_t> next;     // by block
+    FixedArray<std::int32_t> owner;    // row + 1, by block
+    FixedArray<std::int32_t> logical;  // by block, if it has an owner
     std::int32_t ready = 0;
   };
   [[nodiscard]] List& at(std::int32_t row, std::int32_t g) noexcept {
@@ -154,6 +173,7 @@ class Reservations {
   FixedArray<List> lists_;  // [row][group]
   std::vector<Group> groups_;
   std::int32_t num_rows_ = 0;
+  bool keeps_spent_ = true;  // of a manager, not of its state: copies leave it as it is
 };
 
 }  // namespace kvfolio

@@ -70,10 +70,11 @@ TEST(Reservations, UndoGivesTokensAndBlocksOfTheOpenStepBack) {
 TEST(Reservations, ABlockHasOneOwner) {
   Reservations r = make();
   r.promise(0, 0, 1, 1);
-  r.own(0, 0, BlockId(2));
+  r.own(0, 0, BlockId(2), 3);
   EXPECT_EQ(r.owner(0, BlockId(2)), 0);
   EXPECT_EQ(r.owner(1, BlockId(2)), Reservations::kNobody);
   EXPECT_EQ(r.num_own(0, 0), 1);
+  EXPECT_EQ(r.logical(0, BlockId(2)), 3);
   r.disown(0, BlockId(2));
   r.disown(0, BlockId(2));
   EXPECT_EQ(r.num_own(0, 0), 0);
@@ -82,7 +83,7 @@ TEST(Reservations, ABlockHasOneOwner) {
 TEST(Reservations, CheckNamesACountThatIsWrong) {
   Reservations r = make();
   r.promise(0, 0, 1, 1);
-  r.own(0, 0, BlockId(2));
+  r.own(0, 0, BlockId(2), 3);
   EXPECT_TRUE(r.check().ok());
   r.end(0);                     // with a block of its own still
   EXPECT_TRUE(r.check().ok());  // no row has a promise: nothing is counted
@@ -95,7 +96,7 @@ TEST(Reservations, ACopyIsEqual) {
   Reservations r = make();
   r.promise(0, 0, 9, 4);
   r.put(0, 0, BlockId(1));
-  r.own(0, 1, BlockId(9));
+  r.own(0, 1, BlockId(9), 4);
   Reservations copy = make();
   copy.promise(2, 0, 1, 1);
   copy.copy_from(r);
@@ -104,7 +105,25 @@ TEST(Reservations, ACopyIsEqual) {
   EXPECT_EQ(copy.most_per_step(0), 4);
   EXPECT_THAT(ready(copy, 0, 0), ElementsAre(1));
   EXPECT_EQ(copy.owner(1, BlockId(9)), 0);
+  EXPECT_EQ(copy.logical(1, BlockId(9)), 4);
   EXPECT_TRUE(copy.check().ok());
+}
+
+TEST(Reservations, WhatWasSpentIsCountedFromAPositionWithoutTheOpenStep) {
+  Reservations r = make();
+  r.promise(1, 4, 9, 9);
+  r.spend(1, 4, 3, 3);
+  r.settle(1);
+  r.spend(1, 7, 4, 4);
+  const auto from = [&](std::int32_t position) {
+    const Reservations::Spent spent = r.spent_from(1, position);
+    return std::vector<std::int32_t>{spent.begin, spent.end};
+  };
+  EXPECT_THAT(from(2), ElementsAre(2, 5));
+  EXPECT_THAT(from(5), ElementsAre(0, 2));
+  EXPECT_THAT(from(7), ElementsAre(0, 0));
+  r.settle(1);
+  EXPECT_THAT(from(7), ElementsAre(0, 4));
 }
 
 TEST(Reservations, ACutPromisesAgainWhatWasSpentBehindIt) {

@@ -52,7 +52,8 @@ Result<Promises::Offer> KVCacheManager::Impl::offer(std::int32_t row, std::strin
   KVFOLIO_RETURN_IF_ERROR(check_growth(rows_[row], what, num_tokens));
   KVFOLIO_RETURN_IF_ERROR(check_chunks(what, chunks));
   // What is not decided is kept beside what a step appends.
-  const std::int64_t all = num_tokens + rows_[row].undecided();
+  const bool keeps_drafts = rules_of_ >= kOpLogFormatDrafts;
+  const std::int64_t all = num_tokens + (keeps_drafts ? rows_[row].undecided() : 0);
   const std::int64_t most = chunks.most_per_step == 0 ? all : chunks.most_per_step;
   Promises::Offer offer = promises_.offer(row, num_tokens, std::min(most, all));
   if (offer.room.fits()) return offer;

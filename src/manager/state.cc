@@ -368,10 +368,10 @@ class StateReader::Writer {
     put(reservations.most_per_step(row));
     put(reservations.spent(row));
     put(reservations.lacks(row));
-    // What a draft that is rejected brings back.
-    const Sequence& s = m_.rows_[row];
-    put(s.undecided() > 0 ? reservations.spent_behind(row, s.accepted) : 0);
-    put(s.undecided() > 0 ? reservations.spent_behind(row, 0) : 0);
+    // What a draft that is rejected brings back lies behind what is accepted.
+    const Reservations::Spent spent = reservations.spent_from(row, m_.rows_[row].accepted);
+    put(spent.begin);
+    put(spent.end);
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
       put(reservations.num_taken(row, g));
       // Which of them is taken first is a matter of names.

@@ -111,7 +111,7 @@ Status KVCacheManager::drop(Ticket ticket) {
 // The engine has done what the step needs, as far as the manager can know: the last plan has each
 // sequence of the step and no other, and where the manager has storage, the copies of the step ran.
 Status KVCacheManager::Impl::check_done(const Step& step) const {
-  if (replays_trust_) return {};
+  if (rules_of_ <= kOpLogFormatBare) return {};
   if (const std::int32_t missing = step.num_behind_plan(); missing > 0) {
     return {ErrorCode::kFailedPrecondition,
             concat("commit: ", missing, " of the ", step.num_entries, " sequences of step ",
@@ -121,7 +121,7 @@ Status KVCacheManager::Impl::check_done(const Step& step) const {
                    "; plan() again before you compute")};
   }
   // A device that computes by that plan writes to blocks that are free, or another's by now.
-  if (step.num_taken_out > 0) {
+  if (step.num_taken_out > 0 && rules_of_ >= kOpLogFormatDrafts) {
     return {ErrorCode::kFailedPrecondition,
             concat("commit: step ", step.ticket, " has a plan() with ", step.num_taken_out,
                    step.num_taken_out == 1 ? " sequence that was" : " sequences that were",

@@ -40,7 +40,7 @@ void TableBlocks::append(Step& step, std::int32_t row, std::int32_t g, std::int3
       tail.written_before = blocks_.pool(g).written_in(block);
     } else {
       displace(block);
-      block = promises_.acquire(row, g, ready);
+      block = promises_.acquire(row, g, logical, ready);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
       tables_.note_entries(row, g, logical);
@@ -52,7 +52,7 @@ void TableBlocks::append(Step& step, std::int32_t row, std::int32_t g, std::int3
   blocks.grow(arena(), group(g).blocks_for(end));
   for (; have < blocks.size(); ++have) {
     const BlockId block =
-        have < first_new ? blocks.at(arena(), have) : promises_.acquire(row, g, ready);
+        have < first_new ? blocks.at(arena(), have) : promises_.acquire(row, g, have, ready);
     blocks.set(arena(), have, block);
     blocks_.set_written(g, block, {std::min(size, end - have * size), row, step.ticket});
   }

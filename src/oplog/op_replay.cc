@@ -23,11 +23,16 @@ namespace {
 // used. As a double, since hostile numbers overflow.
 double most_memory(const CacheSpec& spec, const ManagerOptions& o) {
   double blocks = 0;
-  for (const GroupSpec& group : spec.groups) blocks += group.num_blocks;
+  double unit = 1024;  // of the prefix tree: the smallest block size
+  for (const GroupSpec& group : spec.groups) {
+    blocks += group.num_blocks;
+    unit = std::min<double>(unit, group.block_size);
+  }
   const auto groups = static_cast<double>(spec.groups.size());
   const double rows = o.max_sequences * (o.order == Order::kUnordered ? 2.0 : 1.0);
   const double steps = o.max_steps_in_flight + 1.0;
-  return blocks * 128 + rows * (1024 + 96 * groups + steps * (96 + 24 * groups)) +
+  return blocks * 128 + (4 + 32 / unit) * static_cast<double>(o.max_announced_tokens) +
+         rows * (1024 + 96 * groups + steps * (96 + 24 * groups)) +
          o.max_pins * (40 + 16 * groups) + 2.0 * o.max_transfers * (80 + 20 * groups) +
          o.max_runs * (96 + 48 * groups) +
          4.0 * (1 + groups) * static_cast<double>(o.max_index_tokens) +
@@ -36,35 +41,35 @@ double most_memory(const CacheSpec& spec, const ManagerOptions& o) {
 }
 
 // The arrays of the next plan: tables of all sequences, as wide as that of the longest; or as much
-// as the options make of them.
+// as the options make of them, which come from the log. What is beyond the limits of options counts
+// as the limit: plan() refuses it.
 double plan_memory(const KVCacheManager& manager, const PlanOptions& options) {
   std::vector<SequenceId> ids(static_cast<std::size_t>(manager.num_sequences()));
   manager.sequences(ids);
   double in_step = 0;
   double longest = 0;
-  double tokens = options.padded_tokens;
+  double tokens = std::clamp(options.padded_tokens, 0, kMaxSequenceTokens);
   for (const SequenceId id : ids) {
     const Result<SequenceInfo> info = manager.info(id);
     if (!info || !info->in_open_step) continue;
     in_step += 1;
     longest = std::max(longest, static_cast<double>(info->length));
-    tokens += info->length;
+    tokens += info->length - info->accepted_length;  // those of the step, and drafts before them
   }
-  const double rows = std::max<double>(in_step, options.padded_sequences) + 8;
-  const bool has_shape = !options.table_stride.empty() || options.padded_sequences > 0 ||
-                         options.padded_tokens > 0 || options.int64_slots ||
-                         !options.memory.empty();
+  const ManagerOptions& limits = manager.options();
+  const double rows =
+      std::max<double>(in_step, std::clamp(options.padded_sequences, 0, limits.max_sequences)) + 8;
   double stride = 0;
-  for (const std::int32_t given : options.table_stride) stride = std::max<double>(stride, given);
-  double words = 0;
+  for (const std::int32_t given : options.table_stride) {
+    const auto most = static_cast<double>(limits.max_table_entries);
+    stride = std::max(stride, std::min<double>(given, most));
+  }
+  double words = 8 * rows + tokens + 64;
   for (const GroupSpec& group : manager.spec().groups) {
     const double blocks = longest / group.block_size + 2;
-    words += 3 * in_step * blocks;
-    if (!has_shape) continue;
     // Entries of tables stand there five times at most: tables, FlashInfer, three of changes.
     words += 5 * rows * std::max(blocks, stride) + 8 * rows + 2 * (tokens + 8) + 64;
   }
-  if (has_shape) words += 8 * rows + tokens + 64;
   return 4 * words;
 }
 
@@ -76,9 +81,15 @@ Status refused(double bytes, const ReplayOptions& options) {
 
 class Replayer {
  public:
+  // `bytes`: what the manager may come to take without plans.
   Replayer(OpDecoder& decoder, const OpLogHeader& header, const ReplayOptions& options,
-           Replay& replay)
-      : decoder_(decoder), header_(header), options_(options), replay_(replay) {}
+           double bytes, Replay& replay)
+      : decoder_(decoder),
+        header_(header),
+        options_(options),
+        replay_(replay),
+        bytes_(bytes),
+        reserved_(replay.manager.metadata().reserved) {}
 
   void run() {
     while (!stop_ &&
@@ -126,21 +137,28 @@ class Replayer {
         decoder_.end().num_calls, name, OpPrinter::print(arguments),
         OpPrinter::print(op, *recorded, alike), OpPrinter::print(op, answer, alike)};
   }
+  // All steps keep the buffers of their largest plans, so what counts is the sum: of the manager as
+  // it was made, what its buffers have grown by, and what this plan may add.
   bool stops_plan(PlanOptions& plan) {
-    const double bytes = plan_memory(replay_.manager, plan);
-    if (bytes <= static_cast<double>(options_.max_memory_bytes)) {
-      give_memory(plan.memory, static_cast<std::size_t>(bytes));
+    const double of_plan = plan_memory(replay_.manager, plan);
+    const double lent = std::min(static_cast<double>(plan.memory.size()), of_plan);
+    // A buffer grows by half of what is needed; the old one is there until then.
+    const double more = plan.memory.empty() ? 1.5 * of_plan : lent;
+    const double grown = static_cast<double>(replay_.manager.metadata().reserved - reserved_) +
+                         8.0 * static_cast<double>(memory_.capacity());
+    const double total = bytes_ + grown + more;
+    if (total <= static_cast<double>(options_.max_memory_bytes)) {
+      give_memory(plan.memory, static_cast<std::size_t>(lent));
       return false;
     }
-    replay_.broken = refused(bytes, options_);
+    replay_.broken = refused(total, options_);
     return stop_ = true;
   }
   // As the caller gave it, but no more than the plan can need.
-  void give_memory(std::span<std::byte>& memory, std::size_t most) {
+  void give_memory(std::span<std::byte>& memory, std::size_t size) {
     if (memory.empty()) return;
     const std::size_t behind = reinterpret_cast<std::uintptr_t>(memory.data()) % 8;
-    const std::size_t size = std::min(memory.size(), most);
-    memory_.resize(size / 8 + 2);
+    memory_.resize(std::max(memory_.size(), size / 8 + 2));
     memory = {reinterpret_cast<std::byte*>(memory_.data()) + behind, size};
   }
 
@@ -148,6 +166,8 @@ class Replayer {
   const OpLogHeader& header_;
   const ReplayOptions& options_;
   Replay& replay_;
+  const double bytes_;
+  const std::int64_t reserved_;        // by the manager as it was made
   std::vector<std::uint64_t> memory_;  // of the plan at hand
   bool stop_ = false;
 };
@@ -165,12 +185,12 @@ Result<Replay> replay_log(ByteSource& source, const ReplayOptions& options) {
   Result<KVCacheManager> manager = KVCacheManager::create(header.spec, header.options);
   if (!manager) return std::move(manager).error();
   if (header.has_storage) detail::imagine_storage(*manager);
-  if (header.format == kOpLogFormatBare) detail::trust_host(*manager);
+  detail::answer_as_in(*manager, header.format);
   std::int64_t num_blocks = 0;
   for (const GroupSpec& group : header.spec.groups) num_blocks += group.num_blocks;
   decoder.set_most_blocks(num_blocks);
   Replay replay{.manager = std::move(*manager)};
-  Replayer(decoder, header, options, replay).run();
+  Replayer(decoder, header, options, bytes, replay).run();
   return replay;
 }
 

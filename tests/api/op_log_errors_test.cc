@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <limits>
+#include <map>
 #include <random>
 
 #include "engine.h"
@@ -428,7 +430,7 @@ TEST(OpLog, ALogFromBeforeMistakesWereRefusedIsReplayedAsItWasAnswered) {
   Memory log_bytes;
   KVCacheManager manager =
       must(KVCacheManager::create(must(KVStorage::create(CacheSpec{recorded_groups()}))));
-  detail::trust_host(manager);  // as the library was then
+  detail::answer_as_in(manager, 1);  // as the library was then
   OpLog log(log_bytes);
   detail::write_format(log, 2);
   manager.record(&log);
@@ -506,6 +508,57 @@ TEST(OpLog, ALogOfFormat3IsReplayed) {
   EXPECT_EQ(replay.manager.options().max_announced_tokens, 24);
 }
 
+// What the library of then wrote, before drafts of several appends (0750e655^): a plan with a
+// sequence that left, an append behind drafts, and promises of which drafts were rejected.
+TEST(OpLog, ALogFromBeforeDraftsOverStepsIsReplayedAsItWasAnswered) {
+  FileSource file = must(FileSource::open("tests/fuzz/corpus/op_log/drafts_3"));
+  OpLogReader reader = must(OpLogReader::open(file));
+  EXPECT_EQ(reader.header().format, 3U);
+  std::map<std::string, int> refused;
+  while (const auto call = must(reader.next())) {
+    if (call->answer.find("ok") != 0) ++refused[call->name];
+  }
+  EXPECT_THAT(refused,
+              testing::ElementsAre(testing::Pair("append", 1), testing::Pair("open_unnamed", 2)));
+  const Replay replay = must(replay_log(file));
+  must(replay.broken);
+  ASSERT_FALSE(replay.difference) << replay.difference->call << replay.difference->name << ": "
+                                  << replay.difference->recorded << " / "
+                                  << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
+  EXPECT_FALSE(replay.log.hash_is_ours);
+  must(replay.manager.check_invariants());
+}
+
+// The same mistakes in a log of today are refused in the replay, too.
+TEST(OpLog, TheRulesOfThenAreThoseOfOldFormatsAlone) {
+  for (const std::uint32_t format : {2u, 3u, 4u}) {
+    Memory log_bytes;
+    Engine e({full_group(4, 16)});
+    OpLog log(log_bytes);
+    detail::write_format(log, format);
+    detail::answer_as_in(e.manager, format);
+    e.manager.record(&log);
+    const SequenceId leaves = e.open(tokens(1, 3)).sequence;
+    const SequenceId stays = e.open(tokens(20, 3)).sequence;
+    Ticket ticket = must(e.manager.begin_step());
+    must(e.manager.append(leaves, tokens(1, 3)));
+    must(e.manager.append(stays, tokens(20, 3), {.draft = 2}));
+    must(e.manager.plan());
+    must(e.manager.undo(leaves));
+    EXPECT_EQ(e.manager.commit(ticket).ok(), format < 4) << format;
+    if (format == 4) must(e.manager.plan());
+    if (format == 4) must(e.manager.commit(ticket));
+    ticket = must(e.manager.begin_step());
+    EXPECT_EQ(e.manager.append(stays, tokens(23, 1)).ok(), format == 4) << format;
+    e.manager.record(nullptr);
+    const Replay replay = must(replay_log(log_bytes));
+    must(replay.broken);
+    EXPECT_FALSE(replay.difference) << format << replay.difference->name;
+    EXPECT_EQ(replay.log.state_hash, must(replay.manager.state_hash())) << format;
+  }
+}
+
 TEST(OpLog, FixedShapesAreReplayedInMemoryAsLargeAsThatOfTheCaller) {
   Memory log_bytes;
   Engine e({full_group(4, 16)}, {.null_block = true});
@@ -549,20 +602,78 @@ TEST(OpLog, FixedShapesAreReplayedInMemoryAsLargeAsThatOfTheCaller) {
   EXPECT_THAT(plans[3].answer, HasSubstr("invalid"));
 }
 
-TEST(OpLog, APlanOfHugeShapesIsNotReplayed) {
+// The log of one plan that was refused: no step was open.
+Memory log_of_plan(const PlanOptions& options) {
   Memory log_bytes;
   Engine e({full_group(4, 16)});
   OpLog log(log_bytes);
   e.manager.record(&log);
-  must(e.manager.begin_step());
-  const std::int32_t stride = 1 << 30;
-  std::vector<std::uint64_t> words(16);
-  static_cast<void>(e.manager.plan({.table_stride = {&stride, 1},
-                                    .padded_sequences = 1024,
-                                    .memory = std::as_writable_bytes(std::span(words))}));
+  EXPECT_FALSE(e.manager.plan(options));
   e.manager.record(nullptr);
-  const Replay replay = must(replay_log(log_bytes));
+  return log_bytes;
+}
+
+TEST(OpLog, APlanOfHugeShapesIsNotReplayed) {
+  const std::int32_t stride = 1 << 14;
+  for (const PlanOptions& options :
+       {PlanOptions{.padded_tokens = 1 << 30},
+        PlanOptions{.table_stride = {&stride, 1}, .padded_sequences = 1024}}) {
+    Memory log_bytes = log_of_plan(options);
+    const Replay replay = must(replay_log(log_bytes, {.max_memory_bytes = 64 << 20}));
+    EXPECT_EQ(replay.broken.code(), ErrorCode::kResourceExhausted);
+    EXPECT_THAT(replay.broken.message(), HasSubstr("allowed: max_memory_bytes, 64 MiB"));
+  }
+}
+
+// The numbers of a log are not believed: what is out of range needs nothing, and so little memory
+// is given in place of that of the caller.
+TEST(OpLog, APlanOfImpossibleShapesIsRefusedInTheReplayAsItWas) {
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  std::uint64_t word = 0;
+  const std::span<std::byte> claimed(reinterpret_cast<std::byte*>(&word), std::size_t{1} << 60);
+  const std::array<std::int32_t, 2> strides = {kLeast, kMost};
+  for (const std::int32_t shape : {kLeast, -(1 << 30), -1}) {
+    for (const PlanOptions& options :
+         {PlanOptions{.padded_tokens = shape, .memory = claimed},
+          PlanOptions{.padded_sequences = shape, .memory = claimed},
+          PlanOptions{.table_stride = std::span(strides).first(1),
+          .padded_sequences = shape,
+          .padded_tokens = shape,
+          .memory = claimed},
+          PlanOptions{.table_stride = strides, .padded_tokens = shape, .memory = claimed}}) {
+      Memory log_bytes = log_of_plan(options);
+      const Replay replay = must(replay_log(log_bytes));
+      must(replay.broken);
+      EXPECT_FALSE(replay.difference);
+      EXPECT_TRUE(replay.log.ended);
+    }
+  }
+}
+
+// Each step keeps the buffer of its plan: one is allowed, eight of them are not.
+TEST(OpLog, TheMemoryOfAllPlansIsBoundedTogether) {
+  constexpr std::int64_t kLimit = std::int64_t{64} << 20;
+  Memory log_bytes;
+  Engine e({full_group(4, 16)}, {.max_sequences = 4, .max_steps_in_flight = 8});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  const std::int64_t before = e.manager.metadata().reserved;
+  for (int i = 0; i < 8; ++i) {
+    const Ticket ticket = must(e.manager.begin_step());
+    must(e.manager.plan({.padded_tokens = 2 << 20}));
+    must(e.manager.commit(ticket));
+  }
+  e.manager.record(nullptr);
+  const std::int64_t grown = e.manager.metadata().reserved - before;
+  EXPECT_GT(grown, kLimit);
+  const Replay all = must(replay_log(log_bytes, {.max_memory_bytes = 2 * grown}));
+  must(all.broken);
+  EXPECT_TRUE(all.log.ended);
+  const Replay replay = must(replay_log(log_bytes, {.max_memory_bytes = kLimit}));
   EXPECT_EQ(replay.broken.code(), ErrorCode::kResourceExhausted);
+  EXPECT_GT(replay.log.num_calls, 6u);
+  EXPECT_LT(replay.manager.metadata().reserved - before, kLimit);
 }
 
 TEST(OpLog, AnnouncementsAreReplayed) {

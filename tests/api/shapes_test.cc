@@ -277,18 +277,43 @@ TEST(FixedShapes, ShapesThatCannotBeAreNamed) {
     EXPECT_THAT(t.e.manager.plan_bytes(options).error().message(),
                 HasSubstr("plan_bytes: " + text));
   };
+  // The longest table: as many entries as all tables together have.
+  const auto longest = static_cast<std::int32_t>(t.e.manager.options().max_table_entries);
+  const std::string allowed = "allowed: 0 to " + std::to_string(longest) +
+                              ", the most entries that a table of the group can have";
   const std::array<std::int32_t, 2> negative = {4, -1};
+  const std::array<std::int32_t, 2> wide = {longest, longest + 1};
   const std::array<std::int32_t, 3> three = {4, 4, 4};
   std::array<std::uint64_t, 4096> words{};
   both([](PlanOptions& o) { o.padded_sequences = -1; }, "padded_sequences is -1, allowed: 0 to 8");
   both([](PlanOptions& o) { o.padded_sequences = 9; }, "padded_sequences is 9, allowed: 0 to 8");
   both([](PlanOptions& o) { o.padded_tokens = (1 << 30) + 1; },
        "padded_tokens is 1073741825, allowed: 0 to 1073741824");
-  both([&](PlanOptions& o) { o.table_stride = negative; },
-       "table_stride[1] is -1, allowed: 0 to 1073741824");
+  both([&](PlanOptions& o) { o.table_stride = negative; }, "table_stride[1] is -1, " + allowed);
+  both([&](PlanOptions& o) { o.table_stride = wide; },
+       "table_stride[1] is " + std::to_string(longest + 1) + ", " + allowed);
   both([&](PlanOptions& o) { o.table_stride = three; }, "table_stride has 3 entries for 2 groups");
   both([&](PlanOptions& o) { o.memory = std::as_writable_bytes(std::span(words)).subspan(4); },
        "memory begins 4 bytes behind a multiple of 8");
+}
+
+// With room for any number of tables the longest sequence decides, not the expected length.
+TEST(FixedShapes, AStrideBeyondTheBlocksOfTheLongestSequenceIsRefused) {
+  constexpr std::int64_t kRoom = std::int64_t{1} << 31;
+  Engine e({full_group(4, 17), window_group(512, 17, 4)},
+           {.max_sequence_tokens = 64, .max_table_entries = kRoom});
+  const auto refusal = [&](std::int32_t first, std::int32_t second) {
+    const std::array<std::int32_t, 2> strides = {first, second};
+    const Result<std::int64_t> bytes =
+        e.manager.plan_bytes({.table_stride = strides, .padded_sequences = 1, .padded_tokens = 1});
+    return bytes ? std::string() : bytes.error().message();
+  };
+  constexpr std::int32_t kFirst = (1 << 30) / 4;
+  constexpr std::int32_t kSecond = (1 << 30) / 512;
+  EXPECT_EQ(refusal(kFirst, kSecond), "");
+  EXPECT_THAT(refusal(kFirst + 1, 1),
+              HasSubstr("table_stride[0] is 268435457, allowed: 0 to 268435456,"));
+  EXPECT_THAT(refusal(1, kSecond + 1), HasSubstr("[1] is 2097153, allowed: 0 to 2097152,"));
 }
 
 TEST(FixedShapes, AStepWithoutSequencesIsPaddingAlone) {

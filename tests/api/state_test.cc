@@ -157,6 +157,42 @@ TEST(StateHash, NamesAndHistoryDoNotCount) {
   EXPECT_EQ(hash_of(used), hash_of(plain));
 }
 
+// A promise of 9 tokens of which 3 are spent and decided, and one of 6 that begins behind them.
+TEST(StateHash, WhereAPromiseBeganCountsFromWhatIsAcceptedOn) {
+  const ReserveOptions most{.most_per_step = 6};
+  const auto engine_at = [&](bool early, std::int32_t guesses) {
+    Engine e({full_group(16, 16)}, {.max_steps_in_flight = 3});
+    const SequenceId s = e.say(tokens(1, 4));
+    if (early) must(e.manager.reserve(s, 9, most));
+    e.feed(s, tokens(5, 3));
+    if (!early) must(e.manager.reserve(s, 6, most));
+    e.feed(s, tokens(8, 2), guesses);
+    return e;
+  };
+  EXPECT_EQ(hash_of(engine_at(true, 0)), hash_of(engine_at(false, 0)));
+  EXPECT_EQ(hash_of(engine_at(true, 2)), hash_of(engine_at(false, 2)));
+  EXPECT_NE(hash_of(engine_at(true, 2)), hash_of(engine_at(true, 1)));
+}
+
+// Behind guesses that the promise was spent on, or that came before it: rejected, they come back or
+// do not. So they count while the sequence is in the open step, too.
+TEST(StateHash, WhatRejectedDraftsBringBackCountsInTheOpenStep) {
+  const auto engine_at = [](bool promised, bool open) {
+    Engine e({full_group(16, 16)}, {.max_steps_in_flight = 3});
+    const SequenceId s = e.say(tokens(1, 4));
+    const ReserveOptions most{.most_per_step = 5};
+    if (promised) must(e.manager.reserve(s, 5, most));
+    e.feed(s, tokens(5, 2), 2);
+    if (!promised) must(e.manager.reserve(s, 3, most));
+    if (open) must(e.manager.begin_step());
+    if (open) must(e.manager.append(s, tokens(7, 1)));
+    EXPECT_EQ(e.info(s).reserved_tokens, open ? 2 : 3);
+    return e;
+  };
+  EXPECT_NE(hash_of(engine_at(true, false)), hash_of(engine_at(false, false)));
+  EXPECT_NE(hash_of(engine_at(true, true)), hash_of(engine_at(false, true)));
+}
+
 TEST(StateHash, QuestionsAndRefusedCallsLeaveItAsItIs) {
   Engine engine(small_groups());
   begin_life(engine);

@@ -235,8 +235,9 @@ impl<'c> Step<'c> {
     }
 
     /// The same, with the arrays of numbers in memory of the caller, pinned, say. It begins at a
-    /// multiple of 8; [`Manager::plan_bytes`] says how much of it there must be. Each array begins at
-    /// a multiple of 16 bytes, and with equal options that fix all shapes at the same place.
+    /// multiple of 8; [`Manager::plan_bytes`] says how much of it there must be. Each array begins a
+    /// multiple of 16 bytes behind the begin of the memory, and with equal options that fix all
+    /// shapes at the same place.
     ///
     /// # Safety
     ///
@@ -392,7 +393,9 @@ pub struct PlanOptions<'a> {
     /// The callers' own names of the sequences.
     pub caller_ids: bool,
     /// By group, or empty: entries of a row of `block_table`. 0: as many as the longest table has. A
-    /// step with a longer one is refused.
+    /// step with a longer one is refused, and a stride beyond what a table of the group can ever have:
+    /// the blocks of 2^30 tokens, or `max_table_entries`. Without memory of the caller a step keeps a
+    /// buffer as large as its largest plan was.
     pub table_stride: &'a [i32],
     /// Rows of the plan; those behind the step's sequences have no tokens. 0: those of the step.
     pub padded_sequences: i32,
