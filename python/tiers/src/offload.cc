@@ -212,7 +212,7 @@ nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle roo
   try {
     return make_tier_record("OffloadOpened", nb::make_tuple(opened.sequence.value(),
                                                             opened.cached_tokens, opened.pending));
-  } catch (...) {  // such as Ctrl-C in the class of the record: nobody would know the sequence
+  } catch (...) {  // such as Ctrl-C in the class of the record: no one would know the sequence
     offload.close_sequence(opened.sequence);
     throw;
   }

@@ -84,8 +84,8 @@ class TierState {
   std::mutex mutex_{};
   std::unique_ptr<Tier> tier_;  // null: closed. Changes under the mutex
 
-  // Changes under the GIL. An Offload calls the tier only after it became kLent, so whoever has the
-  // mutex and sees another value meets no answer of an Offload's.
+  // Changes under the GIL. An Offload calls the tier only after it became kLent, so a call that has
+  // the mutex and sees another value meets no answer of an Offload's.
   std::atomic<Use> use_ = Use::kOwn;
 
   // Under the GIL.
