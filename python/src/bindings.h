@@ -50,12 +50,16 @@ class ReleasedGil {
       : inner_(inner), thread_(PyEval_SaveThread()) {}
   ReleasedGil(const ReleasedGil&) = delete;
   ReleasedGil& operator=(const ReleasedGil&) = delete;
+  // What a thread does that is to end.
+  [[noreturn]] static void wait_for_the_end() {
+    for (;;) ::pause();
+  }
   ~ReleasedGil() {
     try {
       PyEval_RestoreThread(thread_);
-    } catch (...) {  // the thread is to end
+    } catch (...) {
       if (inner_ != nullptr) inner_->unlock();
-      for (;;) ::pause();
+      wait_for_the_end();
     }
   }
 
@@ -63,6 +67,23 @@ class ReleasedGil {
   std::mutex* inner_;
   PyThreadState* thread_;
 };
+
+// NAME(*fields) of a module of Python. That is code of Python, in which a daemon thread may end,
+// too: so nothing is in here whose destructor needs the GIL.
+inline nb::object new_record(const char* module, const char* name, const nb::tuple& fields) {
+  PyObject* record = nullptr;
+  try {
+    PyObject* const from = PyImport_ImportModule(module);
+    PyObject* const type = from != nullptr ? PyObject_GetAttrString(from, name) : nullptr;
+    if (type != nullptr) record = PyObject_CallObject(type, fields.ptr());
+    Py_XDECREF(type);
+    Py_XDECREF(from);
+  } catch (...) {
+    ReleasedGil::wait_for_the_end();
+  }
+  if (record == nullptr) throw nb::python_error();
+  return nb::steal(record);
+}
 
 // ---- errors ----
 

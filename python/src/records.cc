@@ -121,7 +121,7 @@ void add_counters(nb::module_& m) {
 }  // namespace
 
 nb::object make_record(const char* name, const nb::tuple& fields) {
-  return nb::module_::import_("kvfolio._types").attr(name)(*fields);
+  return new_record("kvfolio._types", name, fields);
 }
 
 nb::list ended_list(const std::vector<EndedSequence>& ended) {

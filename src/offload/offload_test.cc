@@ -211,10 +211,9 @@ TEST(Offload, CountsAsPendingWhatPollIsStillToName) {
   Cache cache(test::full(40));
   const auto offload = offload_of(cache, tiers, 1 << 20, {.timeout_us = 1000});
   EXPECT_EQ(offload->num_pending(), 0u);
-  std::vector<SequenceId> sequences;
-  for (int prompt = 0; prompt < 5; ++prompt) {
-    sequences.push_back(offload->open(prompt_of(prompt, 64))->sequence);
-  }
+  std::array<SequenceId, 5> sequences{};
+  int prompt = 0;
+  for (SequenceId& each : sequences) each = offload->open(prompt_of(prompt++, 64))->sequence;
   EXPECT_THAT(offload->poll(1), IsEmpty());
   EXPECT_EQ(offload->num_pending(), 5u);
 

@@ -69,7 +69,7 @@ std::string text_of_path(nb::handle path) {
 }
 
 nb::object make_tier_record(const char* name, const nb::tuple& fields) {
-  return nb::module_::import_("kvfolio_tiers._types").attr(name)(*fields);
+  return new_record("kvfolio_tiers._types", name, fields);
 }
 
 }  // namespace kvfolio::python
