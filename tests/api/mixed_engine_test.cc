@@ -113,6 +113,8 @@ class MixedEngine {
   int cancelled = 0;
   int came_back = 0;
   int finished = 0;
+  int behind_drafts = 0;   // appends that assume that guesses stand
+  int promised_again = 0;  // cuts that gave a promise something back
 
  private:
   struct Row {
@@ -262,6 +264,7 @@ class MixedEngine {
       row.input.assign(ahead.begin() + static_cast<std::ptrdiff_t>(row.begin), ahead.end());
       const auto draft = static_cast<std::int32_t>(row.input.size() - row.known);
       status = manager_.append(*r.id, row.input, {.draft = draft});
+      behind_drafts += status.ok() && info.accepted_length < info.length ? 1 : 0;
     }
     if (status.shortage() != nullptr && !r.has_promise) return false;
     if (!status.ok()) {
@@ -391,7 +394,9 @@ class MixedEngine {
     ASSERT_GE(right, row.known);
     if (row.known == row.input.size()) return;  // no guesses: accept() has nothing to say
     guesses_right += static_cast<int>(right - row.known);
+    const std::int64_t promised = must(manager_.info(row.id)).reserved_tokens;
     must(manager_.accept(row.id, static_cast<std::int32_t>(right - row.known)));
+    promised_again += must(manager_.info(row.id)).reserved_tokens > promised ? 1 : 0;
     if (right < row.input.size()) cut_said(r, row.begin + right);
     ASSERT_EQ(must(manager_.info(row.id)).length, static_cast<std::int32_t>(r.said.size()));
   }
@@ -487,24 +492,25 @@ class MixedEngine {
 };
 
 TEST(MixedEngine, EveryTokenHasTheBytesOfItsTextAfterEachStep) {
-  int sums[8] = {};
+  int sums[10] = {};
   const std::uint64_t first = env("KVFOLIO_SEED", 1);
   for (std::uint64_t seed = first; seed < first + num_runs(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     MixedEngine engine(seed);
     engine.run(60);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
-    const int counts[] = {engine.twins_waited,  engine.cuts,    engine.void_rows,
-                          engine.guesses_right, engine.forks,   engine.cancelled,
-                          engine.came_back,     engine.finished};
-    for (std::size_t i = 0; i < 8; ++i) sums[i] += counts[i];
+    const int counts[] = {engine.twins_waited,  engine.cuts,     engine.void_rows,
+                          engine.guesses_right, engine.forks,    engine.cancelled,
+                          engine.came_back,     engine.finished, engine.behind_drafts,
+                          engine.promised_again};
+    for (std::size_t i = 0; i < 10; ++i) sums[i] += counts[i];
   }
   // All of it was met.
   for (const int sum : sums) EXPECT_GT(sum, 0);
   std::printf(
       "[engine] %d rounds of twins waited, %d cuts, %d void rows, %d guesses right, %d "
-      "forks, %d cancelled, %d came back, %d finished\n",
-      sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7]);
+      "forks, %d cancelled, %d came back, %d finished, %d behind drafts, %d promised again\n",
+      sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7], sums[8], sums[9]);
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ namespace {
 constexpr int kOpsPerRun = 600;
 constexpr std::size_t kRemembered = 30;
 std::uint64_t operations_before = 0;  // of all runs that ended
+std::uint64_t promised_again = 0;     // of all families
 
 std::uint64_t env(const char* name, std::uint64_t fallback) {
   const char* value = std::getenv(name);
@@ -137,6 +138,7 @@ TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
   std::printf("[model] family %s seeds %llu to %llu: %s\n", to_string(family),
               static_cast<unsigned long long>(first), static_cast<unsigned long long>(seed - 1),
               to_string(coverage).c_str());
+  promised_again += coverage.promised_again;
   // Every second run has loads and stores, and all of them batches.
   if (coverage.operations >= 50000 && family != Family::kNoCache) {
     EXPECT_GT(coverage.tier_loads, 0u);
@@ -146,12 +148,24 @@ TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
     EXPECT_GT(coverage.without_copies, 0u);
     EXPECT_GT(coverage.behind_plan, 0u);
     EXPECT_GT(coverage.prompts_again, 0u);
-    EXPECT_TRUE(coverage.void_rows > 0 || family == Family::kUnordered);
+    const bool goes_ahead = family != Family::kUnordered;  // there an append waits for accept()
+    EXPECT_EQ(coverage.behind_drafts > 0, goes_ahead);
+    EXPECT_EQ(coverage.void_rows > 0, goes_ahead);
+    EXPECT_GT(coverage.shapes_compared, 0u);
   }
   EXPECT_LE(coverage.tails_lost, 2 + coverage.tails_found / 100) << "hits are lost";
   EXPECT_LE(coverage.orders_skipped, 20 + coverage.orders_checked / 2)
       << "the model knows too few orders of eviction";
 }
+
+// A few times in 50,000 operations of a family, so all of them count together.
+class DrawnByAllFamilies : public testing::Environment {
+ public:
+  void TearDown() override {
+    if (operations_before < 400000) return;
+    EXPECT_GT(promised_again, 0u) << "no draft within a promise was rejected";
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Families, ModelCheck, testing::Range(0, kNumFamilies),
                          [](const testing::TestParamInfo<int>& info) {
@@ -231,6 +245,9 @@ int main_of_replay(int argc, char** argv) {
 }
 
 }  // namespace
+
+void look_at_all_families() { testing::AddGlobalTestEnvironment(new DrawnByAllFamilies); }
+
 }  // namespace kvfolio::model_check
 
 // The end of a broken invariant inside the library: say which calls led there.
@@ -247,6 +264,7 @@ int main(int argc, char** argv) {
   }
   testing::GTEST_FLAG(fail_fast) = true;
   testing::InitGoogleTest(&argc, argv);
+  kvfolio::model_check::look_at_all_families();
   const int answer = RUN_ALL_TESTS();
   if (kvfolio::model_check::operations_before > 0) {
     std::printf("[model] %llu operations together, from seed %llu\n",
