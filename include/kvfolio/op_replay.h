@@ -95,8 +95,8 @@ class OpLogReader {
 };
 
 struct ReplayOptions {
-  // For the manager and all plans together. A log that would need more, by a rough bound, is
-  // refused: at its header, or at the plan that would go beyond it (Replay::broken). It may come
+  // The manager and the arrays of all its plans. A log that would need more, by a rough bound, is
+  // refused, at its header or at the plan that would go beyond it (Replay::broken): it may come
   // from anywhere.
   std::int64_t max_memory_bytes = std::int64_t{8} << 30;
 };
