@@ -151,7 +151,7 @@ TEST(BlockStore, ACopyThatHasNoRoomChangesNothing) {
 
 TEST(BlockStore, ACopyThatTheMemoryDoesNotMakeChangesNothing) {
   test::FailingMemory memory;
-  BlockStore store = std::move(*BlockStore::create(kSmall, &memory));
+  BlockStore store = *BlockStore::create(kSmall, &memory);
   const std::int32_t block = store.allocate()->value();
   ASSERT_TRUE(store.write({&block, 1}, image_with(store, 7)).ok());
   ASSERT_TRUE(store.hold({&block, 1}).ok());

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 
@@ -129,6 +130,7 @@ void Damage::mend_manifest() {
 void Damage::hit(Said& said, const File& file, std::int64_t begin, std::int64_t end, bool zeros) {
   tell(file, "hit from " + std::to_string(begin) + " to " + std::to_string(end));
   History& history = histories_[file.epoch];
+  history.first_bad_header = std::min(history.first_bad_header, first_hole(file));
   for (const disk::FooterEntry& entry : file.entries) {
     const std::int64_t entry_end = entry.offset + disk::record_bytes(entry.data_bytes);
     if (end <= entry.offset || begin >= entry_end) continue;
@@ -153,13 +155,38 @@ void Damage::hit(Said& said, const File& file, std::int64_t begin, std::int64_t 
 void Damage::cut(Said& said, const File& file) {
   const auto to = std::int64_t(random_() % std::uint64_t(file.bytes + 1));
   tell(file, "cut to " + std::to_string(to));
-  histories_[file.epoch].has_no_footer = true;
+  History& history = histories_[file.epoch];
+  history.first_bad_header = std::min(history.first_bad_header, first_hole(file));
+  history.has_no_footer = true;
   for (const disk::FooterEntry& entry : file.entries) {
     if (entry.offset + disk::record_bytes(entry.data_bytes) > to) excuse(said, entry);
   }
   excuse_behind(said, file);
   std::error_code ignored;
   fs::resize_file(path(file.name), std::uintmax_t(to), ignored);
+}
+
+// Where the headers end that stand one behind the other: a record whose write failed left nothing,
+// and only the footer knows what lies behind it.
+std::int64_t Damage::first_hole(const File& file) const {
+  const int fd = ::open(path(file.name).c_str(), O_RDONLY | O_CLOEXEC);
+  EXPECT_GE(fd, 0);
+  std::vector<std::byte> piece(static_cast<std::size_t>(kPiece));
+  std::int64_t at = kPiece;
+  while (at < file.used) {
+    const auto entry = std::find_if(file.entries.begin(), file.entries.end(),
+                                    [at](const auto& one) { return one.offset == at; });
+    disk::RecordHeader header;  // of one that was erased, or that ended late
+    if (entry != file.entries.end()) {
+      header.data_bytes = entry->data_bytes;
+    } else if (::pread(fd, piece.data(), piece.size(), at) != kPiece ||
+               decode(piece, header) != disk::FormatFault::kNone || header.epoch != file.epoch) {
+      break;
+    }
+    at += disk::record_bytes(header.data_bytes);
+  }
+  ::close(fd);
+  return at;
 }
 
 void Damage::excuse(Said& said, const disk::FooterEntry& entry) {

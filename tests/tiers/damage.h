@@ -54,6 +54,7 @@ class Damage {
   [[nodiscard]] std::string any_name();
   void hit(Said& said, const File& file, std::int64_t begin, std::int64_t end, bool zeros);
   void cut(Said& said, const File& file);
+  [[nodiscard]] std::int64_t first_hole(const File& file) const;
   void excuse(Said& said, const disk::FooterEntry& entry);
   void excuse_behind(Said& said, const File& file);
   void add_foreign();
