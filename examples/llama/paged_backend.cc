@@ -237,11 +237,15 @@ Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const Con
 
 // The first question is about all of the tokens, the second one about table entries, which only the
 // call that is not const keeps. Under kUnordered a window gives blocks back when steps are complete
-// and not while they are made: there the tokens of one step are all that can be asked for.
+// and not while they are made: there a prompt longer than the pool can be asked for a step of it.
 Status PagedBackend::admit(SequenceId sequence, std::int64_t num_tokens,
                            std::int64_t most_per_step) {
   const std::int64_t first = std::min(num_tokens, most_per_step);
-  const bool by_chunks = manager_->options().order == Order::kInOrder;
+  const std::vector<GroupSpec>& groups = manager_->spec().groups;
+  const bool by_chunks = manager_->options().order == Order::kInOrder ||
+                         std::all_of(groups.begin(), groups.end(), [](const GroupSpec& group) {
+                           return GroupRule(group).keeps_all();
+                         });
   const Result<Admission> admission = std::as_const(*manager_).admit(
       sequence, by_chunks ? num_tokens : first, {.most_per_step = most_per_step});
   if (!admission) return admission.error();

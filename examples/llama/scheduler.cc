@@ -265,7 +265,7 @@ Result<std::int32_t> Scheduler::admissible(const Job& job, std::int32_t wanted) 
       tokens += std::min(limits_.admission_margin, end - stream.computed);
     }
   }
-  std::int64_t step = step_room();
+  std::int64_t step = std::min<std::int64_t>(step_room(), tokens);
   for (;;) {
     const Status status = backend_.admit(job.streams[0].id, tokens, step);
     if (status.ok()) return static_cast<std::int32_t>(std::min<std::int64_t>(step, wanted));

@@ -255,7 +255,8 @@ class Offload {
   // that still owes answers is not given to another Offload. If copies of the cache's memory have
   // not ended by then, their blocks are not given back: the load or hold stays open, and the arena
   // keeps its memory for ever. So it is after a manager that ended first with copies on their way,
-  // though these have ended with its storage (MemoryResource::deallocate()).
+  // though these have ended with its storage (MemoryResource::deallocate()), where that allocated
+  // the memory. Nothing waits for copies of borrowed memory: that is for its lender to do.
   KVFOLIO_API ~Offload();
   Offload(const Offload&) = delete;
   Offload& operator=(const Offload&) = delete;
