@@ -468,6 +468,29 @@ TEST(OpLog, ALogOfFormat2IsReplayed) {
   EXPECT_EQ(replay.manager.counters().tokens_reused, 6U);
 }
 
+// The cache has what position 9 reads; before format 3 nothing was taken back from it.
+TEST(OpLog, ATruncateBelowTheWindowIsReplayedByTheRulesOfThen) {
+  for (const std::uint32_t format : {2u, 3u}) {
+    Memory log_bytes;
+    Engine e({full_group(4, 16), window_group(4, 16, 6)});
+    OpLog log(log_bytes);
+    detail::write_format(log, format);
+    detail::answer_as_in(e.manager, format);
+    e.manager.record(&log);
+    const SequenceId s = e.say(tokens(1, 24));
+    const Status below = e.manager.truncate(s, 9);
+    EXPECT_EQ(below.code(), format < 3 ? kMoment : ErrorCode::kOk) << below.message();
+    EXPECT_EQ(e.info(s).length, format < 3 ? 24 : 9);
+    must(e.manager.truncate(s, format < 3 ? 0 : 9));
+    e.manager.record(nullptr);
+    const Replay replay = must(replay_log(log_bytes));
+    must(replay.broken);
+    EXPECT_FALSE(replay.difference) << format << replay.difference->replayed;
+    EXPECT_TRUE(replay.log.ended);
+    must(replay.manager.check_invariants());
+  }
+}
+
 TEST(OpLog, RewindsCallersAndTouchesAreReplayed) {
   Memory log_bytes;
   GroupSpec window = window_group(4, 16, 5);
