@@ -158,7 +158,13 @@ class Replayer {
   void give_memory(std::span<std::byte>& memory, std::size_t size) {
     if (memory.empty()) return;
     const std::size_t behind = reinterpret_cast<std::uintptr_t>(memory.data()) % 8;
-    memory_.resize(std::max(memory_.size(), size / 8 + 2));
+    const std::size_t words = size / 8 + 2;
+    if (memory_.size() < words) {
+      // The old one goes first, and the new one has no more than is needed: resize() would take
+      // twice the old one while that is still there. What it said is not read any more.
+      memory_ = std::vector<std::uint64_t>();
+      memory_ = std::vector<std::uint64_t>(words);
+    }
     memory = {reinterpret_cast<std::byte*>(memory_.data()) + behind, size};
   }
 

@@ -699,6 +699,24 @@ TEST(OpLog, TheMemoryOfAllPlansIsBoundedTogether) {
   EXPECT_LT(replay.manager.metadata().reserved - before, kLimit);
 }
 
+// Memory that the caller gave grows to what is asked: twice of what it was would leave no room.
+TEST(OpLog, TheMemoryGivenToPlansIsNoMoreThanTheLargestWas) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16)});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  std::uint64_t word = 0;
+  for (const std::size_t mib : {20, 21, 21}) {
+    const std::span<std::byte> claimed(reinterpret_cast<std::byte*>(&word), mib << 20);
+    EXPECT_FALSE(e.manager.plan({.padded_tokens = 2 << 20, .memory = claimed}));  // no step is open
+  }
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes, {.max_memory_bytes = 50 << 20}));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
+}
+
 TEST(OpLog, AnnouncementsAreReplayed) {
   Memory log_bytes;
   Engine e({full_group(4, 16)}, {.max_announced_tokens = 24});
