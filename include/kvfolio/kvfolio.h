@@ -561,8 +561,9 @@ typedef struct kvfolio_plan_options {
   int32_t positions;
   int32_t caller_ids;
   // [num_groups] or empty; an entry of 0: as wide as the longest table of the step. One beyond what
-  // a table of the group can ever have, the blocks of 2^30 tokens or max_table_entries, is refused.
-  // Without `memory` a step keeps a buffer as large as its largest plan was.
+  // a table of the group can ever have, the blocks of 2^30 tokens or max_table_entries, is refused;
+  // kvfolio_widest() is allowed always. Without `memory` a step keeps a buffer up to one and a half
+  // times as large as its largest plan.
   kvfolio_i32s table_stride;
   int32_t padded_sequences;  // 0: those of the step
   int32_t padded_tokens;     // 0: those of the step

@@ -717,6 +717,27 @@ TEST(OpLog, TheMemoryGivenToPlansIsNoMoreThanTheLargestWas) {
   EXPECT_TRUE(replay.log.ended);
 }
 
+// What the replay gives in place of the memory of the caller has room for it.
+TEST(OpLog, APlanAsWideAsTheExpectedLengthIsReplayed) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16)},
+           {.max_sequences = 1, .max_sequence_tokens = 1 << 20, .max_table_entries = 4096});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  const std::array<std::int32_t, 1> stride = {must(e.manager.widest(GroupId(0)))};
+  PlanOptions options{.table_stride = stride, .padded_sequences = 1, .padded_tokens = 1};
+  std::vector<std::uint64_t> words(static_cast<std::size_t>(must(e.manager.plan_bytes(options))) /
+                                   8);
+  options.memory = std::as_writable_bytes(std::span(words));
+  must(e.manager.begin_step());
+  must(e.manager.plan(options));
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
+}
+
 TEST(OpLog, AnnouncementsAreReplayed) {
   Memory log_bytes;
   Engine e({full_group(4, 16)}, {.max_announced_tokens = 24});
