@@ -469,7 +469,9 @@ func (c *Cache) Adopt(sequence Sequence, tables [][]int32, numTokens int) error 
 }
 
 // Truncate forgets the tokens from position numTokens on, drafts too; those in front of it stay
-// undecided. Refused only below SequenceInfo.RewindFrom: close, and open the first numTokens again.
+// undecided. Never refused from SequenceInfo.RewindFrom on, unless the sequence is in the open step
+// or numTokens is beyond its length. Below, what is read there may not be there any more (close, and
+// open the first numTokens tokens again), or to take it back is a shortage.
 func (c *Cache) Truncate(sequence Sequence, numTokens int) error {
 	s := take()
 	return c.done(s, C.kvfolio_truncate(c.p(), C.kvfolio_sequence(sequence), i32(numTokens), &s.err))

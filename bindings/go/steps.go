@@ -210,7 +210,8 @@ type PlanOptions struct {
 	// Fixed shapes (PlanOptions in step_plan.h), as a graph that was captured once wants them.
 	//
 	// A stride beyond what a table of the group can ever have, the blocks of 2^30 tokens or
-	// MaxTableEntries, is refused. Without Memory a step keeps a buffer as large as its largest plan was.
+	// MaxTableEntries, is refused; Widest is allowed always. Without Memory a step keeps a buffer up to
+	// one and a half times as large as its largest plan.
 	TableStride     []int32 // by group, or empty; 0: as wide as the longest table of the step
 	PaddedSequences int     // rows; those behind the step's sequences have no tokens. 0: those of the step
 	PaddedTokens    int     // slots; those behind the step's tokens are -1. 0: those of the step

@@ -472,8 +472,11 @@ KVFOLIO_C_API int32_t kvfolio_fork(kvfolio_manager* manager, kvfolio_sequence pa
 KVFOLIO_C_API int32_t kvfolio_adopt(kvfolio_manager* manager, kvfolio_sequence sequence,
                                     const int32_t* tables, const int64_t* table_sizes,
                                     int32_t num_tables, int32_t num_tokens, kvfolio_error* error);
-// Forgets the tokens from num_tokens on, drafts too; those in front of it stay undecided. Refused
-// only below kvfolio_sequence_info.rewind_from: close, and open the first num_tokens tokens again.
+// Forgets the tokens from num_tokens on, drafts too; those in front of it stay undecided. Never
+// refused from kvfolio_sequence_info.rewind_from on, unless the sequence is in the open step or
+// num_tokens is beyond its length. Below, what is read there may not be there any more
+// (KVFOLIO_ERR_FAILED_PRECONDITION: close, and open the first num_tokens tokens again), or to take
+// it back is a shortage (KVFOLIO_ERR_NO_BLOCKS).
 KVFOLIO_C_API int32_t kvfolio_truncate(kvfolio_manager* manager, kvfolio_sequence sequence,
                                        int32_t num_tokens, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_clear(kvfolio_manager* manager, kvfolio_sequence sequence,
@@ -558,8 +561,9 @@ typedef struct kvfolio_plan_options {
   int32_t positions;
   int32_t caller_ids;
   // [num_groups] or empty; an entry of 0: as wide as the longest table of the step. One beyond what
-  // a table of the group can ever have, the blocks of 2^30 tokens or max_table_entries, is refused.
-  // Without `memory` a step keeps a buffer as large as its largest plan was.
+  // a table of the group can ever have, the blocks of 2^30 tokens or max_table_entries, is refused;
+  // kvfolio_widest() is allowed always. Without `memory` a step keeps a buffer up to one and a half
+  // times as large as its largest plan.
   kvfolio_i32s table_stride;
   int32_t padded_sequences;  // 0: those of the step
   int32_t padded_tokens;     // 0: those of the step

@@ -137,8 +137,9 @@ struct PlanOptions {
 
   // By group, or empty: entries of a row of block_table. 0: as many as the longest table of the
   // step has. A step with a longer table is refused, and so is a stride beyond what a table of the
-  // group can ever have: the blocks of 2^30 tokens, or max_table_entries. Without `memory` a step
-  // keeps a buffer as large as its largest plan was, and each step in flight has its own.
+  // group can ever have: the blocks of 2^30 tokens, or max_table_entries; widest() is allowed
+  // always. Without `memory` a step keeps a buffer up to one and a half times as large as its
+  // largest plan, and each step in flight has its own.
   std::span<const std::int32_t> table_stride{};
   std::int32_t padded_sequences = 0;  // up to max_sequences; 0: those of the step
   std::int32_t padded_tokens = 0;     // up to 2^30; 0: those of the step

@@ -96,7 +96,9 @@ void add_cuts(nb::class_<Manager>& c) {
        },
        "sequence"_a, "n"_a, nb::sig("def truncate(self, sequence: int, n: int) -> None"),
        "Forgets the tokens from position n on, drafts too; those in front of n stay undecided. "
-       "Refused only below rewind_from: close, and open the first n tokens again.")
+       "Never refused from rewind_from on, unless the sequence is in the open step or n is beyond "
+       "its length. Below, what is read there may not be there any more (close, and open the first "
+       "n tokens again: FailedPrecondition), or to take it back is OutOfBlocks.")
       .def(
           "clear",
           [](const Manager& manager, Id sequence) {

@@ -338,8 +338,9 @@ void add_step(nb::module_& m) {
         "access raises once the step has ended or was planned again. table_stride (by group), "
         "padded_sequences and padded_tokens fix shapes, as a captured graph wants them; 0: those "
         "of the step. A step that does not fit raises InvalidArgument, and so does a stride beyond "
-        "what a table of the group can ever have. Without memory a step keeps a buffer as large as "
-        "its largest plan was. memory: an array of one dimension, pinned memory, say; the arrays "
+        "what a table of the group can ever have; Manager.widest() is allowed always. Without "
+        "memory a step keeps a buffer up to one and a half times as large as its largest plan. "
+        "memory: an array of one dimension, pinned memory, say; the arrays "
         "of numbers are written there, each a multiple of 16 bytes behind its begin, with equal "
         "options at the same place, and are views of it. Manager.plan_bytes() says its size.")
       .def(

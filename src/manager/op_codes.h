@@ -119,13 +119,14 @@ KVFOLIO_OPS(KVFOLIO_OP_IN_PLACE)
 // the hash of all before them. Calls stand in pieces (op_piece.h). Older formats are read and not
 // written, but for tests. Format 3 lacks the fixed shapes of PlanOptions, and null_block; drafts
 // did otherwise to appends, commits and promises then. Format 2 knows of no announcements, and
-// lacks GroupSpec::rewind and PlanOptions::caller_ids. In format 1 the calls follow bare, the hash
-// is that of the body, and the options lack copies_by_host, too. When it was written, commit() and
-// append() refused no mistake of a host. Each is replayed by the rules of then, see
-// detail::answer_as_in().
+// lacks GroupSpec::rewind and PlanOptions::caller_ids; truncate() took nothing back from the cache
+// then. In format 1 the calls follow bare, the hash is that of the body, and the options lack
+// copies_by_host, too. When it was written, commit() and append() refused no mistake of a host.
+// Each is replayed by the rules of then, see detail::answer_as_in().
 inline constexpr std::string_view kOpLogMagic = "KVFOPLOG";
 inline constexpr std::uint32_t kOpLogFormat = 4;
 inline constexpr std::uint32_t kOpLogFormatBare = 1;
+inline constexpr std::uint32_t kOpLogFormatTakesBack = 3;  // the first in which truncate() does
 inline constexpr std::uint32_t kOpLogFormatDrafts = 4;  // the first with drafts of several appends
 inline constexpr std::uint32_t kMostHeaderBytes = 8192;
 

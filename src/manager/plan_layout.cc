@@ -40,15 +40,18 @@ Status check_shape_option(std::string_view call, std::string_view name, std::int
 }
 
 // max_sequence_tokens is what is expected, and no limit: a sequence ends at kMaxSequenceTokens, or
-// where there is no room for its table.
+// where there is no room for its table. But widest() is allowed always, for hosts that lay out
+// their tables by it, also where max_table_entries has no room for such a table.
 Status check_stride(std::string_view call, std::size_t g, std::int64_t stride, const Group& group,
                     const ManagerOptions& limits) {
   const std::int64_t longest =
       std::min<std::int64_t>(group.blocks_for(kMaxSequenceTokens), limits.max_table_entries);
-  if (stride >= 0 && stride <= longest) return {};
+  const std::int64_t most =
+      std::max<std::int64_t>(longest, group.blocks_for(limits.max_sequence_tokens));
+  if (stride >= 0 && stride <= most) return {};
   return {ErrorCode::kInvalidArgument,
-          concat(call, ": table_stride[", g, "] is ", stride, ", allowed: 0 to ", longest,
-                 ", the most entries that a table of the group can have")};
+          concat(call, ": table_stride[", g, "] is ", stride, ", allowed: 0 to ", most,
+                 ", the most entries that a table of the group can have, or widest()")};
 }
 
 Status shape_left_open(std::string_view name) {

@@ -83,8 +83,9 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t row, std::int32_t n) co
   std::int32_t lacking = -1;
   std::int32_t missing = -1;
   std::array<Revived, kMaxGroups> revived;
+  const bool takes_back = rules_of_ >= kOpLogFormatTakesBack;
   for_each_missing(row, n, [&](std::int32_t g, std::int32_t logical) {
-    const BlockId block = block_on_path(s, g, logical);
+    const BlockId block = takes_back ? block_on_path(s, g, logical) : BlockId();
     if (block.valid()) {
       promises_.count_revived(g, block, revived[static_cast<std::size_t>(g)]);
     } else if (lacking < 0) {

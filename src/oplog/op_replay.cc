@@ -60,9 +60,12 @@ double plan_memory(const KVCacheManager& manager, const PlanOptions& options) {
   const double rows =
       std::max<double>(in_step, std::clamp(options.padded_sequences, 0, limits.max_sequences)) + 8;
   double stride = 0;
+  std::int32_t group_of_stride = 0;
   for (const std::int32_t given : options.table_stride) {
-    const auto most = static_cast<double>(limits.max_table_entries);
-    stride = std::max(stride, std::min<double>(given, most));
+    const Result<std::int32_t> widest = manager.widest(GroupId(group_of_stride++));
+    const std::int64_t most =
+        std::max<std::int64_t>(limits.max_table_entries, widest ? *widest : 0);
+    stride = std::max(stride, std::min<double>(given, static_cast<double>(most)));
   }
   double words = 8 * rows + tokens + 64;
   for (const GroupSpec& group : manager.spec().groups) {
@@ -158,7 +161,13 @@ class Replayer {
   void give_memory(std::span<std::byte>& memory, std::size_t size) {
     if (memory.empty()) return;
     const std::size_t behind = reinterpret_cast<std::uintptr_t>(memory.data()) % 8;
-    memory_.resize(std::max(memory_.size(), size / 8 + 2));
+    const std::size_t words = size / 8 + 2;
+    if (memory_.size() < words) {
+      // The old one goes first, and the new one has no more than is needed: resize() would take
+      // twice the old one while that is still there. What it said is not read any more.
+      memory_ = std::vector<std::uint64_t>();
+      memory_ = std::vector<std::uint64_t>(words);
+    }
     memory = {reinterpret_cast<std::byte*>(memory_.data()) + behind, size};
   }
 

@@ -468,6 +468,29 @@ TEST(OpLog, ALogOfFormat2IsReplayed) {
   EXPECT_EQ(replay.manager.counters().tokens_reused, 6U);
 }
 
+// The cache has what position 9 reads; before format 3 nothing was taken back from it.
+TEST(OpLog, ATruncateBelowTheWindowIsReplayedByTheRulesOfThen) {
+  for (const std::uint32_t format : {2u, 3u}) {
+    Memory log_bytes;
+    Engine e({full_group(4, 16), window_group(4, 16, 6)});
+    OpLog log(log_bytes);
+    detail::write_format(log, format);
+    detail::answer_as_in(e.manager, format);
+    e.manager.record(&log);
+    const SequenceId s = e.say(tokens(1, 24));
+    const Status below = e.manager.truncate(s, 9);
+    EXPECT_EQ(below.code(), format < 3 ? kMoment : ErrorCode::kOk) << below.message();
+    EXPECT_EQ(e.info(s).length, format < 3 ? 24 : 9);
+    must(e.manager.truncate(s, format < 3 ? 0 : 9));
+    e.manager.record(nullptr);
+    const Replay replay = must(replay_log(log_bytes));
+    must(replay.broken);
+    EXPECT_FALSE(replay.difference) << format << replay.difference->replayed;
+    EXPECT_TRUE(replay.log.ended);
+    must(replay.manager.check_invariants());
+  }
+}
+
 TEST(OpLog, RewindsCallersAndTouchesAreReplayed) {
   Memory log_bytes;
   GroupSpec window = window_group(4, 16, 5);
@@ -674,6 +697,45 @@ TEST(OpLog, TheMemoryOfAllPlansIsBoundedTogether) {
   EXPECT_EQ(replay.broken.code(), ErrorCode::kResourceExhausted);
   EXPECT_GT(replay.log.num_calls, 6u);
   EXPECT_LT(replay.manager.metadata().reserved - before, kLimit);
+}
+
+// Memory that the caller gave grows to what is asked: twice of what it was would leave no room.
+TEST(OpLog, TheMemoryGivenToPlansIsNoMoreThanTheLargestWas) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16)});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  std::uint64_t word = 0;
+  for (const std::size_t mib : {20, 21, 21}) {
+    const std::span<std::byte> claimed(reinterpret_cast<std::byte*>(&word), mib << 20);
+    EXPECT_FALSE(e.manager.plan({.padded_tokens = 2 << 20, .memory = claimed}));  // no step is open
+  }
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes, {.max_memory_bytes = 50 << 20}));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
+}
+
+// What the replay gives in place of the memory of the caller has room for it.
+TEST(OpLog, APlanAsWideAsTheExpectedLengthIsReplayed) {
+  Memory log_bytes;
+  Engine e({full_group(4, 16)},
+           {.max_sequences = 1, .max_sequence_tokens = 1 << 20, .max_table_entries = 4096});
+  OpLog log(log_bytes);
+  e.manager.record(&log);
+  const std::array<std::int32_t, 1> stride = {must(e.manager.widest(GroupId(0)))};
+  PlanOptions options{.table_stride = stride, .padded_sequences = 1, .padded_tokens = 1};
+  std::vector<std::uint64_t> words(static_cast<std::size_t>(must(e.manager.plan_bytes(options))) /
+                                   8);
+  options.memory = std::as_writable_bytes(std::span(words));
+  must(e.manager.begin_step());
+  must(e.manager.plan(options));
+  e.manager.record(nullptr);
+  const Replay replay = must(replay_log(log_bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
 }
 
 TEST(OpLog, AnnouncementsAreReplayed) {

@@ -297,10 +297,10 @@ TEST(FixedShapes, ShapesThatCannotBeAreNamed) {
        "memory begins 4 bytes behind a multiple of 8");
 }
 
-// With room for any number of tables the longest sequence decides, not the expected length.
+// Where there is room for its table the longest sequence decides, not the expected length.
 TEST(FixedShapes, AStrideBeyondTheBlocksOfTheLongestSequenceIsRefused) {
-  constexpr std::int64_t kRoom = std::int64_t{1} << 31;
-  Engine e({full_group(4, 17), window_group(512, 17, 4)},
+  constexpr std::int64_t kRoom = std::int64_t{1} << 22;  // 16 MiB
+  Engine e({full_group(512, 17), window_group(1024, 17, 4)},
            {.max_sequence_tokens = 64, .max_table_entries = kRoom});
   const auto refusal = [&](std::int32_t first, std::int32_t second) {
     const std::array<std::int32_t, 2> strides = {first, second};
@@ -308,12 +308,30 @@ TEST(FixedShapes, AStrideBeyondTheBlocksOfTheLongestSequenceIsRefused) {
         e.manager.plan_bytes({.table_stride = strides, .padded_sequences = 1, .padded_tokens = 1});
     return bytes ? std::string() : bytes.error().message();
   };
-  constexpr std::int32_t kFirst = (1 << 30) / 4;
-  constexpr std::int32_t kSecond = (1 << 30) / 512;
+  constexpr std::int32_t kFirst = (1 << 30) / 512;
+  constexpr std::int32_t kSecond = (1 << 30) / 1024;
   EXPECT_EQ(refusal(kFirst, kSecond), "");
   EXPECT_THAT(refusal(kFirst + 1, 1),
-              HasSubstr("table_stride[0] is 268435457, allowed: 0 to 268435456,"));
-  EXPECT_THAT(refusal(1, kSecond + 1), HasSubstr("[1] is 2097153, allowed: 0 to 2097152,"));
+              HasSubstr("table_stride[0] is 2097153, allowed: 0 to 2097152,"));
+  EXPECT_THAT(refusal(1, kSecond + 1), HasSubstr("[1] is 1048577, allowed: 0 to 1048576,"));
+}
+
+// Hosts lay out their tables by widest(), also where no such table has room.
+TEST(FixedShapes, AStrideAsWideAsTheExpectedLengthIsAllowed) {
+  Engine e({full_group(4, 17)},
+           {.max_sequences = 1, .max_sequence_tokens = 32768, .max_table_entries = 4096});
+  const std::int32_t widest = must(e.manager.widest(GroupId(0)));
+  ASSERT_EQ(widest, 8192);
+  const SequenceId s = e.open({}).sequence;
+  must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(1, 6)));
+  const std::array<std::int32_t, 1> stride = {widest};
+  EXPECT_EQ(must(e.manager.plan({.table_stride = stride}))->groups[0].block_table.size(), 8192u);
+  const std::array<std::int32_t, 1> wider = {widest + 1};
+  EXPECT_THAT(e.manager.plan({.table_stride = wider}).error().message(),
+              HasSubstr("table_stride[0] is 8193, allowed: 0 to 8192,"));
+  EXPECT_THAT(e.manager.plan_bytes({.table_stride = wider}).error().message(),
+              HasSubstr("table_stride[0] is 8193, allowed: 0 to 8192,"));
 }
 
 TEST(FixedShapes, AStepWithoutSequencesIsPaddingAlone) {

@@ -301,8 +301,10 @@ impl Manager {
     }
 
     /// Forgets the tokens from position `num_tokens` on, drafts too; those in front of it stay
-    /// undecided. Refused only below `rewind_from` of the sequence's `info()`: close it, and open
-    /// the first `num_tokens` tokens again.
+    /// undecided. Never refused from `rewind_from` of the sequence's `info()` on, unless the sequence
+    /// is in the open step or `num_tokens` is beyond its length. Below, what is read there may not be
+    /// there any more (close it, and open the first `num_tokens` tokens again), or to take it back is
+    /// a shortage.
     pub fn truncate(&mut self, sequence: Sequence, num_tokens: i32) -> Result<()> {
         call(|error| unsafe {
             sys::kvfolio_truncate(self.raw.as_ptr(), sequence.0, num_tokens, error)

@@ -394,8 +394,8 @@ pub struct PlanOptions<'a> {
     pub caller_ids: bool,
     /// By group, or empty: entries of a row of `block_table`. 0: as many as the longest table has. A
     /// step with a longer one is refused, and a stride beyond what a table of the group can ever have:
-    /// the blocks of 2^30 tokens, or `max_table_entries`. Without memory of the caller a step keeps a
-    /// buffer as large as its largest plan was.
+    /// the blocks of 2^30 tokens, or `max_table_entries`; `widest` is allowed always. Without memory of
+    /// the caller a step keeps a buffer up to one and a half times as large as its largest plan.
     pub table_stride: &'a [i32],
     /// Rows of the plan; those behind the step's sequences have no tokens. 0: those of the step.
     pub padded_sequences: i32,
