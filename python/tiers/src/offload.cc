@@ -219,7 +219,7 @@ nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle roo
 }
 
 nb::object forgotten(const Forgotten& record) {
-  return nb::module_::import_("kvfolio._types").attr("Forgotten")(record.blocks, record.pins);
+  return new_record("kvfolio._types", "Forgotten", nb::make_tuple(record.blocks, record.pins));
 }
 
 nb::object forget(OffloadObject& offload, nb::handle tokens, nb::handle root, nb::handle media) {
