@@ -262,6 +262,31 @@ def test_two_threads_may_close_and_one_says_what_was_left(deaf):
     tiers.Offload(manager, MODEL, arena_bytes=ARENA).close()  # the manager is free
 
 
+def test_whoever_closes_finds_manager_and_tiers_free(tmp_path):
+    """Of the threads that close, the one that ended the Offload need not be the first to go on."""
+    manager, disk, held = new_cache(), disk_tier(tmp_path), ctypes.PyDLL(None)
+    for _ in range(30):
+        cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk])
+        begin, seen = threading.Barrier(8), []
+
+        def close():
+            begin.wait()
+            cache.close(0)
+            seen.append((cache.closed, len(disk.submit("exists", [bytes(72)]))))
+
+        threads = [threading.Thread(target=close) for _ in range(7)]
+        for thread in threads:
+            thread.start()
+        begin.wait()
+        held.usleep(12_000)  # with the GIL, for which all of them wait
+        for thread in threads:
+            thread.join()
+        assert seen == [(True, 1)] * 7
+        disk.wait(5, all=True)
+        tiers.Offload(manager, MODEL, arena_bytes=ARENA).close()
+    disk.close()
+
+
 def test_a_poll_that_is_interrupted_loses_no_ready_sequence(deaf, monkeypatch):
     """Ctrl-C may arrive while the records are made, which is code of Python."""
     made = []

@@ -104,6 +104,7 @@ class OffloadObject {
       for (const auto& tier : lent_.all()) turns.emplace_back(tier->mutex());
       result.emplace(f(*offload_));
     });
+    if (!result) let_go();
     return result;
   }
 
@@ -176,26 +177,29 @@ class OffloadObject {
   }
   // Under the GIL. Without a drain() before it, tiers may have work whose end no one will hear of.
   void end() {
-    bool ended = false;
-    bool owes = false;
     manager_->call_without_gil([&](KVCacheManager&) {
       if (offload_ == nullptr) return;
       std::vector<std::unique_lock<std::mutex>> turns;
       for (const auto& tier : lent_.all()) turns.emplace_back(tier->mutex());
       const OffloadLeft left = offload_->drain(now_us());
-      owes = left.stores + left.loads + left.questions > 0;
+      owes_ = left.stores + left.loads + left.questions > 0;
       offload_.reset();
-      ended = true;
     });
-    if (!ended) return;  // another thread's close() did, and knows what the tiers owe
+    let_go();
+  }
+  // The first thread that knows that it has ended and has the GIL frees manager and tiers, so that
+  // no close() returns before they are free.
+  void let_go() {
+    if (!claim_) return;
     claim_.reset();
-    lent_.give_back(owes);
+    lent_.give_back(owes_);
   }
 
   std::shared_ptr<ManagerState> manager_;
   std::optional<Claim> claim_;
   LentTiers lent_{};
   std::unique_ptr<Offload> offload_{};  // null: closed. Changes inside of the manager's call()
+  bool owes_ = false;                   // whether tiers had work as it was closed; as offload_
   Descriptors descriptors_{};
   std::vector<SequenceReady>
       said_{};  // that the Offload has said and poll() has not; under the GIL
