@@ -130,6 +130,7 @@ class OffloadObject {
   }
   OffloadLeft drain(const Until& until) {
     for (;;) {
+      said_.clear();  // as the Offload forgets what is ready and not yet said
       const OffloadLeft left = call([](Offload& o) { return o.drain(now_us()); });
       if (!left.any() || until.is_over()) return left;
       until.sleep_on(descriptors_.get(), kNapUs);
@@ -161,8 +162,20 @@ class OffloadObject {
       const auto all = o.poll(now_us());
       return Polled{.ready = {all.begin(), all.end()}, .more = o.num_pending() > 0};
     });
+    drop_stale();
     said_.insert(said_.end(), polled.ready.begin(), polled.ready.end());
     return polled.more;
+  }
+  // What an interrupted poll() has kept, less the sequences that have gone on since, which the
+  // Offload would not say either.
+  void drop_stale() {
+    if (said_.empty()) return;
+    manager_->call([&](KVCacheManager& m) {
+      std::erase_if(said_, [&](const SequenceReady& one) {
+        const auto info = m.info(one.sequence);
+        return !info || info->in_open_step || info->length != one.cached_tokens;
+      });
+    });
   }
   nb::list hand_over() {
     const std::vector<SequenceReady> all = std::exchange(said_, {});
