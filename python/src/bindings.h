@@ -68,8 +68,8 @@ class ReleasedGil {
   PyThreadState* thread_;
 };
 
-// NAME(*fields) of a module of Python. That is code of Python, in which a daemon thread may end,
-// too: so nothing is in here whose destructor needs the GIL.
+// NAME(*fields) of a module of Python: a record, or an error. That is code of Python, in which a
+// daemon thread may end, too: so nothing is in here whose destructor needs the GIL.
 inline nb::object new_record(const char* module, const char* name, const nb::tuple& fields) {
   PyObject* record = nullptr;
   try {

@@ -30,9 +30,9 @@ void raise(const Status& status, std::int32_t num_done) {
   const nb::object done = num_done < 0 ? nb::none() : nb::cast(num_done);
   const nb::object shortage =
       status.shortage() == nullptr ? nb::none() : shortage_of(*status.shortage());
-  const nb::object error = nb::module_::import_("kvfolio.errors")
-                               .attr("_make")(static_cast<std::int32_t>(status.code()),
-                                              status.message(), done, shortage);
+  const nb::object error = new_record(
+      "kvfolio.errors", "_make",
+      nb::make_tuple(static_cast<std::int32_t>(status.code()), status.message(), done, shortage));
   PyErr_SetObject(error.type().ptr(), error.ptr());
   throw nb::python_error();
 }

@@ -262,7 +262,32 @@ def test_two_threads_may_close_and_one_says_what_was_left(deaf):
     tiers.Offload(manager, MODEL, arena_bytes=ARENA).close()  # the manager is free
 
 
-def test_a_poll_that_is_interrupted_loses_no_ready_sequence(deaf, monkeypatch):
+def test_whoever_closes_finds_manager_and_tiers_free(tmp_path):
+    """Of the threads that close, the one that ended the Offload need not be the first to go on."""
+    manager, disk, held = new_cache(), disk_tier(tmp_path), ctypes.PyDLL(None)
+    for _ in range(30):
+        cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk])
+        begin, seen = threading.Barrier(8), []
+
+        def close():
+            begin.wait()
+            cache.close(0)
+            seen.append((cache.closed, len(disk.submit("exists", [bytes(72)]))))
+
+        threads = [threading.Thread(target=close) for _ in range(7)]
+        for thread in threads:
+            thread.start()
+        begin.wait()
+        held.usleep(12_000)  # with the GIL, for which all of them wait
+        for thread in threads:
+            thread.join()
+        assert seen == [(True, 1)] * 7
+        disk.wait(5, all=True)
+        tiers.Offload(manager, MODEL, arena_bytes=ARENA).close()
+    disk.close()
+
+
+def interrupt_a_wait(cache, monkeypatch):
     """Ctrl-C may arrive while the records are made, which is code of Python."""
     made = []
 
@@ -272,15 +297,41 @@ def test_a_poll_that_is_interrupted_loses_no_ready_sequence(deaf, monkeypatch):
             raise KeyboardInterrupt
         return fields
 
-    cache = tiers.Offload(new_cache(), MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
-    opened = [cache.open(prompt(seed)).sequence for seed in range(4)]
-    cache.reset()  # ends all of them
     with monkeypatch.context() as patch:
         patch.setattr("kvfolio_tiers._types.SequenceReady", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cache.wait(10)
+
+
+def test_a_poll_that_is_interrupted_loses_no_ready_sequence(deaf, monkeypatch):
+    cache = tiers.Offload(new_cache(), MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    opened = [cache.open(prompt(seed)).sequence for seed in range(4)]
+    cache.reset()  # ends all of them
+    interrupt_a_wait(cache, monkeypatch)
     cache.cancel(opened[3])
     assert sorted(ready.sequence for ready in cache.wait(0)) == sorted(opened[:3]) and cache.poll() == []
+    cache.close(0)
+    deaf.close(0)
+
+
+@pytest.mark.parametrize("goes_on", ["append", "step", "close", "drain"])
+def test_a_poll_after_an_interrupted_one_names_no_sequence_that_has_gone_on(deaf, monkeypatch, goes_on):
+    manager = new_cache()
+    cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
+    opened = [cache.open(prompt(seed)).sequence for seed in range(4)]
+    cache.reset()
+    interrupt_a_wait(cache, monkeypatch)
+    with contextlib.ExitStack() as step:
+        if goes_on == "append":
+            compute(manager, opened[2], prompt(2), 0)
+        elif goes_on == "step":
+            step.enter_context(manager.step()).append(opened[2], prompt(2))
+        elif goes_on == "close":
+            manager.close(opened[2])
+        else:
+            cache.drain()
+        left = [] if goes_on == "drain" else [opened[i] for i in (0, 1, 3)]
+        assert sorted(ready.sequence for ready in cache.poll()) == left and cache.poll() == []
     cache.close(0)
     deaf.close(0)
 

@@ -306,7 +306,7 @@ def test_a_poll_that_is_interrupted_loses_no_answer(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["tier.wait()", "offload.wait()", "offload.poll()", "manager.check_invariants()",
-                                  "tier.health()"])
+                                  "tier.health()", "offload.reset()", "refused(manager)"])
 def test_a_program_ends_while_daemon_threads_are_inside(call):
     """They want the GIL back when there is no interpreter any more."""
     code = (
@@ -318,6 +318,9 @@ def test_a_program_ends_while_daemon_threads_are_inside(call):
         "manager = new_cache()\n"
         "offload = tiers.Offload(manager, MODEL, arena_bytes=1 << 20, tiers=[alone], timeout=60)\n"
         "assert offload.open(prompt(1)).pending and tier.submit('exists', [bytes(72)], timeout=60)\n"
+        "def refused(manager):\n"
+        "    try: manager.info(12345)\n"
+        "    except kv.NotFound: pass\n"
         "def loop():\n"
         f"    while True: {call}; manager.sequences()\n"
         "for _ in range(3): threading.Thread(target=loop, daemon=True).start()\n"

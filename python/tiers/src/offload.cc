@@ -104,6 +104,7 @@ class OffloadObject {
       for (const auto& tier : lent_.all()) turns.emplace_back(tier->mutex());
       result.emplace(f(*offload_));
     });
+    if (!result) let_go();
     return result;
   }
 
@@ -129,6 +130,7 @@ class OffloadObject {
   }
   OffloadLeft drain(const Until& until) {
     for (;;) {
+      said_.clear();  // as the Offload forgets what is ready and not yet said
       const OffloadLeft left = call([](Offload& o) { return o.drain(now_us()); });
       if (!left.any() || until.is_over()) return left;
       until.sleep_on(descriptors_.get(), kNapUs);
@@ -160,8 +162,20 @@ class OffloadObject {
       const auto all = o.poll(now_us());
       return Polled{.ready = {all.begin(), all.end()}, .more = o.num_pending() > 0};
     });
+    drop_stale();
     said_.insert(said_.end(), polled.ready.begin(), polled.ready.end());
     return polled.more;
+  }
+  // What an interrupted poll() has kept, less the sequences that have gone on since, which the
+  // Offload would not say either.
+  void drop_stale() {
+    if (said_.empty()) return;
+    manager_->call([&](KVCacheManager& m) {
+      std::erase_if(said_, [&](const SequenceReady& one) {
+        const auto info = m.info(one.sequence);
+        return !info || info->in_open_step || info->length != one.cached_tokens;
+      });
+    });
   }
   nb::list hand_over() {
     const std::vector<SequenceReady> all = std::exchange(said_, {});
@@ -176,26 +190,29 @@ class OffloadObject {
   }
   // Under the GIL. Without a drain() before it, tiers may have work whose end no one will hear of.
   void end() {
-    bool ended = false;
-    bool owes = false;
     manager_->call_without_gil([&](KVCacheManager&) {
       if (offload_ == nullptr) return;
       std::vector<std::unique_lock<std::mutex>> turns;
       for (const auto& tier : lent_.all()) turns.emplace_back(tier->mutex());
       const OffloadLeft left = offload_->drain(now_us());
-      owes = left.stores + left.loads + left.questions > 0;
+      owes_ = left.stores + left.loads + left.questions > 0;
       offload_.reset();
-      ended = true;
     });
-    if (!ended) return;  // another thread's close() did, and knows what the tiers owe
+    let_go();
+  }
+  // The first thread that knows that it has ended and has the GIL frees manager and tiers, so that
+  // no close() returns before they are free.
+  void let_go() {
+    if (!claim_) return;
     claim_.reset();
-    lent_.give_back(owes);
+    lent_.give_back(owes_);
   }
 
   std::shared_ptr<ManagerState> manager_;
   std::optional<Claim> claim_;
   LentTiers lent_{};
   std::unique_ptr<Offload> offload_{};  // null: closed. Changes inside of the manager's call()
+  bool owes_ = false;                   // whether tiers had work as it was closed; as offload_
   Descriptors descriptors_{};
   std::vector<SequenceReady>
       said_{};  // that the Offload has said and poll() has not; under the GIL
@@ -219,7 +236,7 @@ nb::object open_prompt(OffloadObject& offload, nb::handle tokens, nb::handle roo
 }
 
 nb::object forgotten(const Forgotten& record) {
-  return nb::module_::import_("kvfolio._types").attr("Forgotten")(record.blocks, record.pins);
+  return new_record("kvfolio._types", "Forgotten", nb::make_tuple(record.blocks, record.pins));
 }
 
 nb::object forget(OffloadObject& offload, nb::handle tokens, nb::handle root, nb::handle media) {

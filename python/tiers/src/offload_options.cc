@@ -52,8 +52,11 @@ void LentTiers::lend(std::shared_ptr<TierState> tier) {
 }
 
 void LentTiers::give_back(bool owe) {
-  // Without the GIL in between: of two threads that end an Offload one gives back.
-  for (const auto& tier : std::exchange(tiers_, {})) tier->give_back(owe);
+  std::vector<std::shared_ptr<TierState>> closed;
+  for (const auto& tier : std::exchange(tiers_, {})) {
+    if (tier->give_back(owe)) closed.push_back(tier);
+  }
+  for (const auto& tier : closed) tier->end();  // without the GIL: all are given back before
 }
 
 HeldOffload::HeldOffload(nb::handle model, nb::handle tiers, nb::handle epochs, LentTiers& lent)

@@ -234,9 +234,9 @@ void TierState::lend() {
   use_ = Use::kLent;
 }
 
-void TierState::give_back(bool owes) {
+bool TierState::give_back(bool owes) {
   use_ = owes ? Use::kOwes : Use::kOwn;
-  if (closing_) end();
+  return closing_;
 }
 
 namespace {

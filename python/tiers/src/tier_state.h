@@ -62,8 +62,10 @@ class TierState {
   // From now on only the Offload calls it. FailedPrecondition: another one does, or it owes
   // answers, or is closed.
   void lend();
-  // owes: the Offload ended before the tier had given all of its memory back.
-  void give_back(bool owes);
+  // owes: the Offload ended before the tier had given all of its memory back. Returns whether
+  // close() was called meanwhile: then end() is due.
+  [[nodiscard]] bool give_back(bool owes);
+  void end();  // gives up the GIL for a while
   [[nodiscard]] std::mutex& mutex() { return mutex_; }
   [[nodiscard]] Tier* tier() { return tier_.get(); }  // not null as long as it is lent
 
@@ -77,7 +79,6 @@ class TierState {
                                    std::vector<nb::ndarray<nb::ro>>& arrays) const;
   void take_done();
   nb::list hand_over();
-  void end();
 
   std::string name_;
   TierLimits limits_;
