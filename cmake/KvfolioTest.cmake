@@ -47,6 +47,12 @@ function(kvfolio_read_headers_once target)
     kvfolio_compile_soon(kvfolio_test_headers)
     target_precompile_headers(kvfolio_test_headers PRIVATE ${PROJECT_SOURCE_DIR}/cmake/test_headers.h)
     target_compile_options(kvfolio_test_headers PRIVATE -fpch-preprocess)
+    # ccache takes what two headers have but for their comments for one. A precompiled header is not: the
+    # compiler knows a header that it has read by its bytes, and would read a changed one a second time.
+    if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
+      set_target_properties(kvfolio_test_headers PROPERTIES
+        CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND};-E;env;CCACHE_DEPEND=1;${CMAKE_CXX_COMPILER_LAUNCHER}")
+    endif()
   endif()
   target_precompile_headers(${target} REUSE_FROM kvfolio_test_headers)
   target_compile_options(${target} PRIVATE -fpch-preprocess)
