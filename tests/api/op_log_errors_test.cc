@@ -706,7 +706,7 @@ TEST(OpLog, TheMemoryGivenToPlansIsNoMoreThanTheLargestWas) {
   OpLog log(log_bytes);
   e.manager.record(&log);
   std::uint64_t word = 0;
-  for (const std::size_t mib : {20, 21, 21}) {
+  for (const std::size_t mib : {20U, 21U, 21U}) {
     const std::span<std::byte> claimed(reinterpret_cast<std::byte*>(&word), mib << 20);
     EXPECT_FALSE(e.manager.plan({.padded_tokens = 2 << 20, .memory = claimed}));  // no step is open
   }
