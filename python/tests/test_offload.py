@@ -225,7 +225,7 @@ def deaf():
 
 @pytest.mark.parametrize("goes_on", ["append", "close", "forget", "drain"])
 def test_a_wait_ends_when_what_was_pending_has_gone_on(deaf, goes_on):
-    """Nobody says how such a load ended, and nothing else is pending."""
+    """No poll says how such a load ended, and nothing else is pending."""
     manager = new_cache()
     cache = tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[deaf], timeout=60)
     opened = cache.open(prompt(1))

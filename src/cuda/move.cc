@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/text.h"
+#include "cuda/element_of.h"
 #include "cuda/part_args.h"
 #include "kernels/check.h"
 #include "kvfolio/export.h"
@@ -56,22 +57,6 @@ class Alignment {
 std::int64_t vector_bytes(Element element) {
   return std::min<std::int64_t>(16, std::int64_t{kUnit} * element_bytes(element));
 }
-
-Element element_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-      return Element::kF16;
-    case DType::kBF16:
-      return Element::kBF16;
-    case DType::kInt8:
-      return Element::kInt8;
-    case DType::kE4M3:
-      return Element::kE4M3;
-    default:
-      return Element::kF32;
-  }
-}
-Element element_of(const DeviceCache& cache) { return element_of(cache.view.dtype); }
 
 Status unsupported(std::string message) { return {ErrorCode::kUnsupported, std::move(message)}; }
 
@@ -199,7 +184,8 @@ Status gather_heads(const DeviceCache& cache, const kvfolio::GatherArgs& args, c
                     const RowsView& v, Queue& queue, Fault fault) {
   GatherArgs to;
   const RowsView& any = k.data != nullptr ? k : v;
-  MoveKernel kernel{MoveFamily::kGather, element_of(cache), element_of(any.dtype), true, false};
+  MoveKernel kernel{MoveFamily::kGather, element_of(cache.view.dtype), element_of(any.dtype), true,
+                    false};
   const auto add = [&](const RowsView& rows, bool is_v, std::int64_t layer_stride,
                        PlaneArgs& plane_args, RowsArgs& rows_args) {
     if (rows.data == nullptr) return;
@@ -256,8 +242,8 @@ Status append_rows(const DeviceCache& cache, std::int32_t layer, const ConstRows
                    const ConstRowsView& v, const std::int32_t* slots, Queue& queue, Fault fault) {
   const KVView& view = cache.view;
   const ConstRowsView& any = k.data != nullptr ? k : v;
-  MoveKernel kernel{MoveFamily::kAppendPlain, element_of(any.dtype), element_of(cache), true,
-                    false};
+  MoveKernel kernel{MoveFamily::kAppendPlain, element_of(any.dtype), element_of(cache.view.dtype),
+                    true, false};
   AppendArgs args;
   const auto add = [&](const ConstRowsView& rows, bool is_v, PlaneArgs& plane_args,
                        RowsArgs& rows_args) {
@@ -414,7 +400,8 @@ Status convert_blocks(const DeviceCache& from, const DeviceCache& to,
   KVFOLIO_RETURN_IF_ERROR(kernels::check_conversion(on_host(from), on_host(to), src, dst));
   KVFOLIO_RETURN_IF_ERROR(check_cache(from));
   KVFOLIO_RETURN_IF_ERROR(check_cache(to));
-  MoveKernel kernel{MoveFamily::kConvert, element_of(from), element_of(to), true, false};
+  MoveKernel kernel{MoveFamily::kConvert, element_of(from.view.dtype), element_of(to.view.dtype),
+                    true, false};
   ConvertArgs args;
   const auto add = [&](bool is_v, PlaneArgs& from_args, PlaneArgs& to_args) {
     const Plane source = plane_of(from.view, is_v), target = plane_of(to.view, is_v);

@@ -11,7 +11,8 @@
 // - Slots and block tables lie in device memory, where the host cannot check them. A kernel leaves
 //   alone what an entry out of range names, and reports the first one (Fault).
 // - Slots of one append differ, but for -1: of equal ones it is not said which token stays.
-// - Rows are f32, f16 or bf16. Caches are those or int8, in HND, NHD or any strides of rows; head
+// - Rows are f32, f16 or bf16. Caches are those, int8 or e4m3, in HND, NHD or any strides of rows;
+// head
 //   dims are multiples of 8 up to 1,024. kUnsupported names what is not.
 // Thread safety: no state; a Queue belongs to one thread at a time.
 

@@ -8,6 +8,7 @@
 #include "base/invalid.h"
 #include "base/text.h"
 #include "cuda/attention/check.h"
+#include "cuda/element_of.h"
 #include "cuda/library/loaded.h"
 #include "kernels/check.h"
 
@@ -60,25 +61,6 @@ Status check_shapes(const DeviceAttention& call) {
   return {};
 }
 
-// Requires: check_shapes(). No default: a new type has to be thought of here.
-Element element_of_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-      return Element::kF16;
-    case DType::kBF16:
-      return Element::kBF16;
-    case DType::kInt8:
-      return Element::kInt8;
-    case DType::kE4M3:
-      return Element::kE4M3;
-    case DType::kF32:
-    case DType::kF64:
-    case DType::kOpaque:
-      break;
-  }
-  return Element::kF32;
-}
-
 Strides strides_of(const KVStrides& strides) {
   return {strides.block, strides.head, strides.token};
 }
@@ -100,7 +82,7 @@ CacheArgs cache_args_of(const KVView& view, std::int32_t layer) {
           .num_heads = view.num_kv_heads,
           .dim_k = view.head_dim_k,
           .dim_v = view.head_dim_v,
-          .element = element_of_dtype(view.dtype)};
+          .element = element_of(view.dtype)};
 }
 
 // A new field of AttentionParams changes what attend() means, so it has to be passed on here.
@@ -129,11 +111,11 @@ AttentionCall attention_call(const DeviceAttention& call) {
   result.q = call.q.data;
   result.q_token_stride = call.q.token_stride;
   result.q_head_stride = call.q.head_stride;
-  result.q_element = element_of_dtype(call.q.dtype);
+  result.q_element = element_of(call.q.dtype);
   result.out = call.out.data;
   result.out_token_stride = call.out.token_stride;
   result.out_head_stride = call.out.head_stride;
-  result.out_element = element_of_dtype(call.out.dtype);
+  result.out_element = element_of(call.out.dtype);
   result.lse = call.lse;
   result.lengths = {call.batch.query_start, call.batch.kv_lens, call.batch.trim_sinks,
                     call.batch.trim_first_kept};

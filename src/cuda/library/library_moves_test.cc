@@ -7,11 +7,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
 #include <vector>
 
 #include "cuda/fake_driver.h"
 #include "cuda/host_machine.h"
+#include "cuda/library/host_kernels.h"
 #include "cuda/library/loaded.h"
 #include "cuda/move_cases.h"
 #include "kvfolio/cuda.hpp"
@@ -27,27 +27,9 @@ using testing::HasSubstr;
 constexpr int kImage = 0;
 constexpr KernelImage kImages[] = {{"moves", &kImage, 4}};
 
-// The kernels of move_kernels.cuh by their names in a module.
-std::function<std::function<void()>(const FakeDriver::Start&)> host_kernels() {
-  std::map<std::string, MoveKernel> names;
-  for (const MoveKernel& kernel : all_move_kernels()) names[symbol_of(kernel)] = kernel;
-  return [names](const FakeDriver::Start& start) {
-    std::function<void()> work;
-    const auto known = names.find(start.name);
-    if (known == names.end() || start.threads != kThreads) return work;
-    with_kernel(known->second, start.args, [&](auto type, const auto& typed) {
-      work = [type, typed, grid = on_host::Dim{start.x, start.y, start.z}] {
-        on_host::launch(grid, kThreads, type.kMeets, 1, [&] { type.run(typed); });
-      };
-      return true;
-    });
-    return work;
-  };
-}
-
 FakeDriver& with_kernels(FakeDriver& fake) {
   fake.touchable = true;
-  fake.kernel = host_kernels();
+  fake.kernel = moves_on_host();
   return fake;
 }
 
