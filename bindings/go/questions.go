@@ -28,8 +28,9 @@ type SequenceInfo struct {
 	Load            LoadID // that is open for it; 0: none
 	// How often tokens of committed steps were cut. A row of an earlier plan is void if its sequence is
 	// gone or Plan.Rewinds says another number.
-	Rewinds    int
-	RewindFrom int // Truncate to this length or more is never refused
+	Rewinds int
+	// Truncate to this length or more is refused only while the sequence is in the open step.
+	RewindFrom int
 }
 
 // Info returns what is known of a sequence.

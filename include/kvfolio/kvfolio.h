@@ -824,7 +824,7 @@ typedef struct kvfolio_sequence_info {
   int32_t reserved;      // 0
   kvfolio_load_id load;  // that is open for it; 0: none
   int32_t rewinds;       // how often tokens of committed steps were cut
-  int32_t rewind_from;   // kvfolio_truncate() to this length or more is never refused
+  int32_t rewind_from;   // kvfolio_truncate() down to it is refused in an open step only
 } kvfolio_sequence_info;
 KVFOLIO_C_API int32_t kvfolio_info(const kvfolio_manager* manager, kvfolio_sequence sequence,
                                    kvfolio_sequence_info* out, kvfolio_error* error);

@@ -238,7 +238,7 @@ class KVFOLIO_API KVCacheManager {
                                   const OpenOptions& options = {}) const;
   // Forgets the tokens from position n on, drafts too (those in front of n stay undecided), and
   // that a prompt was found whole: the block that is held for its last token goes if it lies beyond
-  // the length. Always possible down to SequenceInfo::rewind_from; below, what position n reads and
+  // the length. Possible down to SequenceInfo::rewind_from; below, what position n reads and
   // the windows have let go of is taken back from the cache. kFailedPrecondition: it is not there
   // (the error names group and block; close(), and open() the first n tokens again), a trim dropped
   // position n, or the sequence is in the open step. kInvalidArgument: n is not in 0 .. length.

@@ -272,11 +272,12 @@ struct SequenceInfo {
   // of an earlier plan is void if its sequence is gone or StepPlan::rewinds says another number:
   // what its step computed behind the cut is not of this sequence any more.
   std::int32_t rewinds = 0;
-  // truncate() to this length or more is never refused; 0 if every group is a full one. Below, a
-  // window group has let go of what is read there, unless the cache has it still. It is the
-  // accepted length less the smallest GroupSpec::rewind, but never below what open(), adopt() or a
-  // load gave, nor inside what a trim dropped: a request that was opened again, with a hit of its
-  // text, may have to be closed and opened once more to go back further.
+  // truncate() to this length or more is refused only while the sequence is in the open step; 0 if
+  // every group is a full one. Below, a window group has let go of what is read there, unless the
+  // cache has it still. It is the accepted length less the smallest GroupSpec::rewind, but never
+  // below what open(), adopt() or a load gave, nor inside what a trim dropped: a request that was
+  // opened again, with a hit of its text, may have to be closed and opened once more to go back
+  // further.
   std::int32_t rewind_from = 0;
 };
 

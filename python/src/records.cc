@@ -74,7 +74,8 @@ void add_info(nb::module_& m) {
           "How often tokens of committed steps were cut: a row of an earlier plan is void if its "
           "sequence is gone or Plan.rewinds says another number.")
       .field("rewind_from", &SequenceInfo::rewind_from,
-             "truncate() to this length or more is never refused.")
+             "truncate() to this length or more is refused only while the sequence is in the open "
+             "step.")
       .done();
 }
 

@@ -42,7 +42,8 @@ pub struct SequenceInfo {
     /// How often tokens of committed steps were cut. A row of an earlier plan is void if its sequence
     /// is gone or [`rewinds`](crate::PlanArrays::rewinds) says another number.
     pub rewinds: i32,
-    /// [`Manager::truncate`] to this length or more is never refused.
+    /// [`Manager::truncate`] to this length or more is refused only while the sequence is in the open
+    /// step.
     pub rewind_from: i32,
 }
 
