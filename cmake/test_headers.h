@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What most tests include: see kvfolio_read_headers_once in KvfolioTest.cmake. A test includes it
+// What most tests include of others, nothing of ours, so that a change of a header compiles only what
+// includes it: see kvfolio_read_headers_once in KvfolioTest.cmake. A test includes it
 // all the same.
 #pragma once
 
@@ -31,5 +32,3 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include "kvfolio/kvfolio.hpp"
