@@ -34,7 +34,7 @@ std::vector<std::byte> random_bytes(std::mt19937& random, std::size_t bytes) {
 DeviceMemoryOptions options_for(const std::shared_ptr<Device>& device, unsigned seed,
                                 std::int64_t staging_bytes) {
   static const int image = 0;
-  DeviceMemoryOptions options{.staging_bytes = staging_bytes};
+  DeviceMemoryOptions options{.staging_bytes = staging_bytes, .later_bytes = 2048};
   if (seed % 2 == 1) options.kernels = *MoveModule::load(device, &image);
   return options;
 }
