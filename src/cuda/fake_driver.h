@@ -10,6 +10,7 @@
 // of the host from the call on that enqueues it. Any call can be made to fail, once or always, and
 // the context to end in the middle of what is enqueued.
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -22,6 +23,7 @@
 
 #include "cuda/driver.h"
 #include "cuda/move_args.h"
+#include "kvfolio/memory.h"
 
 namespace kvfolio::cuda {
 
@@ -82,6 +84,14 @@ class FakeDriver {
         modules_ + memory_.size() + pinned_.size() + streams_.size() + events_.size();
     for (const auto& [device, times] : retained) result += static_cast<std::size_t>(times);
     return result;
+  }
+  // From now on.
+  void ends_in(std::size_t steps) { ends_at = steps_ + steps; }
+  // Of the stream that has most.
+  [[nodiscard]] std::size_t most_enqueued() const {
+    std::size_t most = 0;
+    for (const auto& stream : streams_) most = std::max(most, stream->work.size());
+    return most;
   }
   [[nodiscard]] std::size_t device_bytes() const {
     std::size_t bytes = 0;

@@ -82,7 +82,7 @@ class LaterCopies {
     void* gate = nullptr;  // an event of the caller's stream
     std::array<bool, kTracks> is_behind_gate{};
     int in_flight = 0;
-    bool has_no_memory = false;  // deallocate() took it: nobody may ever poll
+    bool has_no_memory = false;  // deallocate() took it: a poll may never come
     Status error{};
 
     [[nodiscard]] bool is_begun() const { return next == runs.size() || !error.ok(); }
@@ -161,10 +161,10 @@ class LaterCopies {
   std::int64_t slot_bytes_ = 0;
   std::int32_t max_tickets_ = 0;
   std::array<Lane, 3> lanes_;  // by direction
-  std::vector<void*> events_;  // that nobody uses
+  std::vector<void*> events_;  // spare
   std::map<std::uint64_t, Ticket> tickets_;
   std::uint64_t last_number_ = 0;
-  std::int32_t num_counted_ = 0;  // tickets that somebody may still poll
+  std::int32_t num_counted_ = 0;  // tickets whose memory is there
   std::mutex mutex_;
 };
 
