@@ -87,7 +87,7 @@ class FakeDriver {
   }
   // From now on.
   void ends_in(std::size_t steps) { ends_at = steps_ + steps; }
-  // Of the stream that has most.
+  // What the stream that has most of it has.
   [[nodiscard]] std::size_t most_enqueued() const {
     std::size_t most = 0;
     for (const auto& stream : streams_) most = std::max(most, stream->work.size());

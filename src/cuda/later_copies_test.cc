@@ -129,8 +129,8 @@ TEST(CudaLaterCopies, SixteenRunsToPinnedMemoryAreOneKernelAndOneCopy) {
   World w(1, {.staging_bytes = 512, .later_bytes = 1 << 14});
   w.fake.count = 0;
   const CopyTicket out = *w.submit(w.out(w.pinned.data()), CopyDirection::kOut);
-  // Of both ends whether they are pinned; kernel, copy, an event made and recorded; a push of the
-  // context before each but the second question.
+  // Two questions whether both ends are pinned; kernel, copy, an event made and recorded; a push of
+  // the context before each but the second question.
   EXPECT_EQ(w.fake.count, 11);
   ASSERT_EQ(w.fake.launches.size(), 1u);
   EXPECT_EQ(w.fake.launches[0].kernel, "kvfolio_runs_out");
