@@ -60,8 +60,10 @@ class FakeDriver {
   // After so many steps of streams the context ends: what is enqueued never runs; 0: it does not.
   std::size_t ends_at = 0;
   bool has_ended = false;
-  std::set<void*> standing;     // streams that move on only if a call waits for them
-  int waits = 0;                // calls that wait for the device, or may
+  std::set<void*> standing;              // streams that move on only if a call waits for them
+  int waits = 0;                         // calls that wait for the device, or may
+  const void* copied_to_host = nullptr;  // by the last copy of that direction
+  const void* copied_from_host = nullptr;
   int moves_percent = 25;       // of the looks at a stream at each call: it takes a step
   std::vector<void*> current;   // the stack of contexts
   std::map<int, int> retained;  // by device
@@ -84,6 +86,14 @@ class FakeDriver {
         modules_ + memory_.size() + pinned_.size() + streams_.size() + events_.size();
     for (const auto& [device, times] : retained) result += static_cast<std::size_t>(times);
     return result;
+  }
+  // Whether it lies in a piece of pinned memory of this size or larger.
+  [[nodiscard]] bool is_pinned_within(const void* memory, std::size_t least) const {
+    return std::any_of(pinned_.begin(), pinned_.end(), [&](const auto& piece) {
+      const auto at =
+          reinterpret_cast<std::uintptr_t>(memory) - reinterpret_cast<std::uintptr_t>(piece.first);
+      return at < piece.second.second && piece.second.second >= least;
+    });
   }
   // From now on.
   void ends_in(std::size_t steps) { ends_at = steps_ + steps; }
@@ -372,12 +382,14 @@ struct FakeCalls {
   }
   static DriverResult copy_in(DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
     if (const DriverResult error = enter("cuMemcpyHtoDAsync"); error != 0) return error;
+    fake().copied_from_host = from;
     wait_for_pageable(from, bytes, stream);
     return fake().start_copy(stream, fake().bytes_at(to, bytes),
                              static_cast<const std::byte*>(from), bytes);
   }
   static DriverResult copy_out(void* to, DeviceAddress from, std::size_t bytes, void* stream) {
     if (const DriverResult error = enter("cuMemcpyDtoHAsync"); error != 0) return error;
+    fake().copied_to_host = to;
     std::memset(to, FakeDriver::kGarbage, bytes);
     static_cast<void>(fake().start_copy(stream, static_cast<std::byte*>(to),
                                         fake().bytes_at(from, bytes), bytes));
