@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -224,6 +225,8 @@ class FakeDriver {
   }
 
   friend struct FakeCalls;
+  // From the push of a context to its pop. Tests look at what is public while no thread calls.
+  std::recursive_mutex mutex_;
   std::mt19937 random_;
   std::map<DeviceAddress, Memory> memory_;
   std::map<void*, std::pair<std::unique_ptr<std::byte[]>, std::size_t>> pinned_;
@@ -280,13 +283,16 @@ struct FakeCalls {
     return 0;
   }
   static DriverResult context_push(void* context) {
+    std::unique_lock lock(fake().mutex_);
     if (const DriverResult error = fake().enter("cuCtxPushCurrent"); error != 0) return error;
     fake().current.push_back(context);
+    lock.release();  // until the pop
     return 0;
   }
   static DriverResult context_pop(void** context) {
     *context = fake().current.back();
     fake().current.pop_back();
+    fake().mutex_.unlock();
     return 0;
   }
   // What a call that wants a context begins with.

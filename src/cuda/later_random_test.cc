@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <thread>
 
 #include "cuda/later_world.h"
 
@@ -268,6 +269,49 @@ TEST(CudaLaterRandom, EveryByteIsThatOfTheModelWhenItsTicketSaysSo) {
               failed);
   EXPECT_GT(over, 5000);
   EXPECT_GT(failed, 50);
+}
+
+// Each has a part of the memory; one of them takes and gives back memory meanwhile.
+TEST(CudaLaterRandom, ThreadsThatCopyAtTheSameTimeHaveTheirBytes) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    World w(seed);
+    constexpr int kThreads = 4;
+    constexpr std::int64_t kPart = World::kBytes / kThreads;
+    std::array<int, kThreads> wrong{};
+    const auto work = [&](int thread) {
+      std::mt19937 random(seed * 10 + static_cast<unsigned>(thread));
+      std::byte* const there = w.there + thread * kPart;
+      Bytes back(kPart);
+      std::byte* const to = thread % 2 == 0 ? back.data() : w.pinned.data() + thread * kPart;
+      const auto now = [&](CopyDirection direction, const CopyRun& run) {
+        if (random() % 3 == 0) {
+          return direction == CopyDirection::kIn ? w.memory->copy_in({&run, 1}).ok()
+                                                 : w.memory->copy_out({&run, 1}).ok();
+        }
+        const auto ticket = w.memory->submit({&run, 1}, direction, nullptr);
+        Result<bool> over = false;
+        while (ticket && over && !*over) over = w.memory->poll(*ticket);
+        return ticket && over;
+      };
+      for (int i = 0; i < 200; ++i) {
+        const Bytes bytes = drawn_bytes(random, kPart);
+        const bool arrived = now(CopyDirection::kIn, {there, bytes.data(), kPart}) &&
+                             now(CopyDirection::kOut, {to, there, kPart});
+        wrong[static_cast<std::size_t>(thread)] +=
+            arrived && std::memcmp(to, bytes.data(), kPart) == 0 ? 0 : 1;
+        if (thread != 0) continue;
+        std::byte* const other = *w.memory->allocate(100);
+        const CopyRun run{back.data(), other, 100};
+        wrong[0] += w.memory->submit({&run, 1}, CopyDirection::kOut, nullptr) ? 0 : 1;
+        w.memory->deallocate(other, 100);
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) threads.emplace_back(work, thread);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, (std::array<int, kThreads>{})) << seed;
+    EXPECT_TRUE(w.memory->take_error().ok());
+  }
 }
 
 }  // namespace
