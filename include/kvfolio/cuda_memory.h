@@ -102,8 +102,10 @@ struct DeviceMemoryOptions {
   // What submit() copies through: pinned, and with kernels as much of the device. 1,024 to 2^32; 0:
   // none, and submit() copies within the call (copies_later() is false).
   std::int64_t later_bytes = std::int64_t{32} << 20;
-  // Submitted copies that are not over: more are kResourceExhausted. 1 to 2^20.
-  std::int32_t max_tickets = 4096;
+  // Submitted copies that are not over: more are kResourceExhausted. An Offload has up to 4,096 of
+  // a load and ManagerOptions::max_transfers of stores, and a load that is refused one brings
+  // nothing. 1 to 2^20.
+  std::int32_t max_tickets = 8192;
 };
 
 class KVFOLIO_API DeviceMemory : public MemoryResource {

@@ -36,7 +36,7 @@ struct DeviceMemoryOptions {
   std::int64_t lent_bytes = 0;
   // As in cuda_memory.h.
   std::int64_t later_bytes = std::int64_t{32} << 20;
-  std::int32_t max_tickets = 4096;
+  std::int32_t max_tickets = 8192;
 };
 
 class DeviceMemory final : public cuda::DeviceMemory {

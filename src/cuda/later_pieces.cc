@@ -49,7 +49,7 @@ void LaterCopies::begin_piece(Lane& lane, Track& track, Ticket& ticket, Slot* sl
   if (const Status gated = wait_for_gate(lane, track, ticket); !gated.ok()) {
     return ticket.fail(gated);  // nothing of the piece was begun
   }
-  Piece piece{.ticket = &ticket, .slot = slot};
+  Piece piece{.ticket = &ticket, .slot = slot, .operations = ticket.gate != nullptr ? 1 : 0};
   if (slot != nullptr) slot->is_taken = true;
   const Status begun = ticket.way == Way::kRuns     ? copy_runs(track, ticket, piece)
                        : ticket.way == Way::kKernel ? copy_by_kernel(track, ticket, piece)

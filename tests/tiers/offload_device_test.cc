@@ -81,8 +81,9 @@ class Storm : test::Traffic {
     options.bytes_per_poll = chance(50) ? 1500 : 1 << 20;
     if (chance(60)) options.prefill_tokens_per_s = 1e4;
     if (chance(60)) options.tiers = tiers;
-    if (seed % 5 != 0) options.resource = card.pinned.get();
+    options.resource = card.pinned.get();
     options.stream = card.engine.handle();
+    if (seed % 5 == 0) options.resource = nullptr;  // pageable
     auto made = Offload::create(manager_, options);
     EXPECT_TRUE(made) << made.error();
     offload_ = *std::move(made);
