@@ -226,6 +226,7 @@ TEST(CudaDeviceMemory, WithKernelsABatchIsOneCopyOfTheDriver) {
   auto memory = *DeviceMemory::create(opened, options_for(opened, 1, 1 << 16));
   std::byte* const device = *memory->allocate(6000);
   std::vector<std::byte> host(6000, std::byte{3}), back(6000);
+  fake.launches.clear();
   std::vector<CopyRun> in, out;
   for (int i = 0; i < 60; ++i) {
     in.push_back({device + 100 * i, host.data() + 100 * i, 99});

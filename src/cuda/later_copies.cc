@@ -74,7 +74,25 @@ Result<std::unique_ptr<LaterCopies>> LaterCopies::create(std::shared_ptr<Device>
        {CopyDirection::kWithin, CopyDirection::kIn, CopyDirection::kOut}) {
     KVFOLIO_RETURN_IF_ERROR(copies->make_lane(copies->lane_of(direction), direction));
   }
+  if (copies->kernels_ != nullptr) KVFOLIO_RETURN_IF_ERROR(copies->start_kernels_once());
   return copies;
+}
+
+// A driver may load a kernel when it is first started, and wait for the device to do so: now, not
+// in a submit(). They copy a few bytes of the staging to others.
+Status LaterCopies::start_kernels_once() {
+  for (const bool in : {true, false}) {
+    Track& track = lane_of(in ? CopyDirection::kIn : CopyDirection::kOut).tracks[0];
+    RunsArgs args;
+    args.stage = track.stage;
+    args.runs[0] = {track.stage + 64, 0, 16};
+    DriverQueue queue(kernels_, track.stream);
+    KVFOLIO_RETURN_IF_ERROR(launch_runs(queue, in, args, 1));
+    KVFOLIO_RETURN_IF_ERROR(device_->run(
+        "to wait for its first kernels",
+        [&](const DriverCalls& calls) { return calls.stream_synchronize(track.stream); }));
+  }
+  return {};
 }
 
 Status LaterCopies::make_lane(Lane& lane, CopyDirection direction) {
@@ -215,6 +233,8 @@ Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
       go_on(lane);
     }
     ticket.has_no_memory = true;
+    ticket.runs = std::vector<CopyRun>();
+    ticket.next = 0;
     --num_counted_;
   }
   return first;

@@ -128,6 +128,7 @@ class LaterCopies {
 
   explicit LaterCopies(std::shared_ptr<Device> device) : device_(std::move(device)) {}
   Status make_lane(Lane& lane, CopyDirection direction);
+  Status start_kernels_once();
   Lane& lane_of(CopyDirection direction) { return lanes_[static_cast<std::size_t>(direction)]; }
   Result<Way> way_of(const Ticket& ticket);
   Result<bool> are_pinned(std::span<const std::span<const std::byte>> ranges);

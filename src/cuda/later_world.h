@@ -36,6 +36,7 @@ struct World {
     memory = *staged::DeviceMemory::create(device, options);
     pinned = *PinnedMemory::allocate(device, 2 * kBytes);
     there = *memory->allocate(kBytes);
+    fake.launches.clear();
     fake.current.push_back(&mine);
   }
   World(const World&) = delete;

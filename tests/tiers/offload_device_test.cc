@@ -81,9 +81,8 @@ class Storm : test::Traffic {
     options.bytes_per_poll = chance(50) ? 1500 : 1 << 20;
     if (chance(60)) options.prefill_tokens_per_s = 1e4;
     if (chance(60)) options.tiers = tiers;
-    options.resource = card.pinned.get();
+    if (seed % 5 != 0) options.resource = card.pinned.get();  // else pageable
     options.stream = card.engine.handle();
-    if (seed % 5 == 0) options.resource = nullptr;  // pageable
     auto made = Offload::create(manager_, options);
     EXPECT_TRUE(made) << made.error();
     offload_ = *std::move(made);
@@ -172,9 +171,12 @@ TEST(OffloadDevice, AnArenaInPinnedMemoryIsTheStagingOfItsCopies) {
     Card card(1);
     const ManagerOptions manager_options{.max_sequences = 16, .max_transfers = 8};
     test::Cache cache(test::full(40), manager_options, card.memory.get());
-    auto offload = test::offload_of(
-        cache, {}, 1 << 20,
-        {.resource = is_pinned ? card.pinned.get() : nullptr, .stream = card.engine.handle()});
+    const std::shared_ptr<cuda::Device> device = card.device;
+    void* const engine = card.engine.handle();
+    auto pinned = cuda::PinnedHostMemory::create(device);
+    OffloadOptions options{.resource = pinned->get(), .stream = engine};
+    if (!is_pinned) options.resource = nullptr;
+    auto offload = test::offload_of(cache, {}, 1 << 20, options);
     const std::vector<std::int32_t> prompt = test::prompt_of(1, 64);
     cache.compute(prompt);
     card.fake.moves_percent = 0;  // what follows is what one poll() begins
