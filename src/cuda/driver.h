@@ -31,6 +31,7 @@ inline constexpr unsigned kDisableTiming = 2;  // events
   return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
 }
 [[nodiscard]] inline std::byte* pointer_to(DeviceAddress address) noexcept {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): what a driver calls an address
   return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
 }
 
