@@ -389,7 +389,7 @@ void LaterCopies::give_up(Lane& lane, const Status& why) {
 Status LaterCopies::wait_for_lane(Lane& lane) {
   for (Track& track : lane.tracks) {
     if (track.pieces.empty()) continue;
-    const Status waited = device_->run("to wait for later copies", [&](const DriverCalls& calls) {
+    Status waited = device_->run("to wait for later copies", [&](const DriverCalls& calls) {
       return calls.stream_synchronize(track.stream);
     });
     if (!waited.ok()) {

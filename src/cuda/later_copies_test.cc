@@ -18,7 +18,6 @@ using later::drawn_bytes;
 using later::World;
 using staged::DeviceMemory;
 using staged::DeviceMemoryOptions;
-using staged::LaterCopies;
 using testing::HasSubstr;
 
 TEST(CudaLaterCopies, ComeBehindTheStreamAndNothingThatIsEnqueuedLaterWaits) {
@@ -144,6 +143,7 @@ TEST(CudaLaterCopies, AFullTableIsRefusedWithItsNumberAndNothingIsBegun) {
   World w(0, {.staging_bytes = 512, .later_bytes = 2048, .max_tickets = 3});
   w.fake.moves_percent = 0;
   std::vector<CopyTicket> tickets;
+  tickets.reserve(3);
   for (int i = 0; i < 3; ++i) {
     tickets.push_back(*w.submit(w.out(w.pinned.data() + 1600 * i), CopyDirection::kOut));
   }
@@ -166,7 +166,7 @@ TEST(CudaLaterCopies, AStreamIsNotFilledHoweverMuchIsSubmitted) {
   std::memcpy(w.pinned.data(), source.data(), source.size());
   w.fake.moves_percent = 0;
   std::vector<CopyTicket> tickets;
-  w.fake.count = 0;
+  tickets.reserve(World::kBytes / 10);
   for (std::int64_t at = 0; at < World::kBytes; at += 10) {
     const CopyRun run{w.there + at, w.pinned.data() + at, 10};
     tickets.push_back(*w.submit({&run, 1}, CopyDirection::kIn));

@@ -85,6 +85,9 @@ class Storm {
                                : pageable_.data()) +
            byte;
   }
+  std::int64_t draw(std::int64_t below) {
+    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(below));
+  }
   // A free cell, taken; -1: none was met.
   std::int64_t take(Where where) {
     for (int i = 0; i < 4; ++i) {
@@ -100,7 +103,7 @@ class Storm {
            : copy.to != kDevice ? CopyDirection::kOut
                                 : CopyDirection::kWithin;
   }
-  Copy draw() {
+  Copy draw_copy() {
     Copy copy;
     const Where host = random_() % 2 == 0 ? kPinned : kPageable;
     const auto kind = random_() % 5;
@@ -119,12 +122,12 @@ class Storm {
     if (from >= 0) copy.cells.emplace_back(copy.from, from);
     if (to >= 0) copy.cells.emplace_back(copy.to, to);
     if (from < 0 || to < 0) return;
-    const std::int64_t first = random_() % 3 == 0 ? random_() % 40 : 0;
+    const std::int64_t first = draw(3) == 0 ? draw(40) : 0;
     copy.parts.push_back({from * kCell + first, to * kCell + first, kCell - first});
   }
   // On the host they follow each other without gaps, as in a record; their sizes are odd.
   void draw_dense(Copy& copy, Where host) {
-    const auto first = static_cast<std::int64_t>(random_() % (kCells - 2));
+    const auto first = draw(kCells - 2);
     for (std::int64_t cell = first; cell < first + 3; ++cell) {
       if (taken_[host][static_cast<std::size_t>(cell)]) return;
     }
@@ -136,9 +139,9 @@ class Storm {
       const std::int64_t cell = take(kDevice);
       if (cell < 0) return;
       copy.cells.emplace_back(kDevice, cell);
-      const std::int64_t bytes = random_() % 3 == 0 ? 1 + random_() % 70 : 16 * (1 + random_() % 4);
+      const std::int64_t bytes = draw(3) == 0 ? 1 + draw(70) : 16 * (1 + draw(4));
       const std::int64_t here = first * kCell + at;
-      const std::int64_t there = cell * kCell + (random_() % 2 == 0 ? 8 : random_() % 60);
+      const std::int64_t there = cell * kCell + (draw(2) == 0 ? 8 : draw(60));
       copy.parts.push_back(host == copy.from ? Part{here, there, bytes} : Part{there, here, bytes});
       at += bytes;
     }
@@ -147,8 +150,7 @@ class Storm {
   std::vector<CopyRun> runs_of(const Copy& copy) {
     std::vector<CopyRun> runs;
     for (const Part& part : copy.parts) {
-      std::int64_t cuts[] = {0, static_cast<std::int64_t>(random_()) % part.bytes,
-                             static_cast<std::int64_t>(random_()) % part.bytes, part.bytes};
+      std::int64_t cuts[] = {0, draw(part.bytes), draw(part.bytes), part.bytes};
       std::sort(std::begin(cuts), std::end(cuts));
       for (int i = 0; i < 3; ++i) {
         runs.push_back({at(copy.to, part.to + cuts[i]), at(copy.from, part.from + cuts[i]),
@@ -194,7 +196,7 @@ class Storm {
     return true;
   }
   void submit() {
-    Copy copy = draw();
+    Copy copy = draw_copy();
     const bool behind = copy.from == kDevice && random_() % 2 == 0 && engine_writes(copy);
     const auto ticket =
         w_.submit(runs_of(copy), direction_of(copy), behind ? engine_.handle() : nullptr);
@@ -216,7 +218,7 @@ class Storm {
     settle(copy, over_now.has_value());
   }
   void copy_now() {
-    const Copy copy = draw();
+    const Copy copy = draw_copy();
     const std::vector<CopyRun> runs = runs_of(copy);
     switch (direction_of(copy)) {
       case CopyDirection::kIn:
@@ -307,6 +309,7 @@ TEST(CudaLaterRandom, ThreadsThatCopyAtTheSameTimeHaveTheirBytes) {
       }
     };
     std::vector<std::thread> threads;
+    threads.reserve(kThreads);
     for (int thread = 0; thread < kThreads; ++thread) threads.emplace_back(work, thread);
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(wrong, (std::array<int, kThreads>{})) << seed;

@@ -79,11 +79,13 @@ struct World {
   // Sixteen runs of 100 bytes, 400 apart on the device and without gaps on the host.
   std::vector<CopyRun> in(const std::byte* host) const {
     std::vector<CopyRun> runs;
+    runs.reserve(16);
     for (int i = 0; i < 16; ++i) runs.push_back({there + 400 * i, host + 100 * i, 100});
     return runs;
   }
   std::vector<CopyRun> out(std::byte* host) const {
     std::vector<CopyRun> runs;
+    runs.reserve(16);
     for (int i = 0; i < 16; ++i) runs.push_back({host + 100 * i, there + 400 * i, 100});
     return runs;
   }
