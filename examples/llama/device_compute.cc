@@ -105,7 +105,7 @@ Result<std::unique_ptr<DeviceCompute>> DeviceCompute::create(std::shared_ptr<cud
   made->device_ = std::move(device);
   made->kernels_ = std::move(kernels);
   Result<std::unique_ptr<cuda::DeviceMemory>> memory =
-      cuda::DeviceMemory::create(made->device_, {.kernels = made->kernels_});
+      cuda::DeviceMemory::create(made->device_, {.kernels = made->kernels_, .later_bytes = 0});
   if (!memory) return std::move(memory).error();
   made->memory_ = *std::move(memory);
   Result<cuda::Stream> stream = cuda::Stream::create(made->device_);

@@ -9,11 +9,22 @@
 // have arrived when a call returns. With kernels a batch of runs is one copy and one kernel, else a
 // copy for each run.
 //
+// It copies later, too (MemoryResource::submit(), poll()): on streams of its own, and neither call
+// waits for the device. From and to pinned memory (PinnedHostMemory, cudaHostAlloc) the device
+// copies itself, with kernels as one kernel and one copy for megabytes at a time. Any other memory
+// of the host goes through pinned staging, which submit() fills, and poll() fills and empties: so
+// such copies move on only while their direction is polled. The order against `stream` is one event
+// that submit() records there; a stream that is being captured cannot be named.
+//
+//   auto pinned = cuda::PinnedHostMemory::create(device);   // outlives the Offload
+//   OffloadOptions options{.resource = pinned->get(), .stream = engine_stream};
+//
 //   auto kernels = cuda::Kernels::load(device);                        // cuda_kernels.h
 //   auto memory = cuda::DeviceMemory::create(device, {.kernels = *kernels});
 //   auto storage = KVStorage::create(spec, memory->get());
 //
-// Thread safety: calls from several threads wait for each other.
+// Thread safety: calls from several threads wait for each other; submit() and poll() only for
+// themselves and for a deallocate() that waits.
 
 #include <cstddef>
 #include <cstdint>
@@ -52,6 +63,24 @@ class KVFOLIO_API PinnedMemory {
   std::int64_t bytes_ = 0;
 };
 
+// The same as a MemoryResource of the host: for the arena of an Offload, whose records then go to a
+// DeviceMemory and come from it without the CPU. Each allocation is pinned as it is made, which
+// takes its time. copy() is the CPU's.
+class KVFOLIO_API PinnedHostMemory final : public MemoryResource {
+ public:
+  // kInvalidArgument: a null device.
+  static Result<std::unique_ptr<PinnedHostMemory>> create(std::shared_ptr<Device> device);
+  [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kHost; }
+  // kOutOfMemory, kUnavailable.
+  Result<std::byte*> allocate(std::int64_t bytes) override;
+  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
+  Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
+
+ private:
+  explicit PinnedHostMemory(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  std::shared_ptr<Device> device_;
+};
+
 // Where the memory of a DeviceMemory comes from.
 enum class DeviceSource : std::int32_t {
   kPlain = 0,  // cuMemAlloc: freeing it waits for the device
@@ -70,6 +99,13 @@ struct DeviceMemoryOptions {
   // kLent: memory of the device, aligned to 64 bytes, that outlives the resource.
   std::byte* lent = nullptr;
   std::int64_t lent_bytes = 0;
+  // What submit() copies through: pinned, and with kernels as much of the device. 1,024 to 2^32; 0:
+  // none, and submit() copies within the call (copies_later() is false).
+  std::int64_t later_bytes = std::int64_t{32} << 20;
+  // Submitted copies that are not over: more are kResourceExhausted. An Offload has up to 4,096 of
+  // a load and ManagerOptions::max_transfers of stores, and a load that is refused one brings
+  // nothing. 1 to 2^20.
+  std::int32_t max_tickets = 8192;
 };
 
 class KVFOLIO_API DeviceMemory : public MemoryResource {

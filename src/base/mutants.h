@@ -59,6 +59,10 @@ enum class Mutant : std::uint8_t {
   kAnnouncesWhatIsNotAppended,
   kCopyFailureIgnored,
   kCopiesRanThoughTheyFailed,
+  // of libkvfolio_cuda
+  kLaterCopyIgnoresStream,
+  kLaterStagingReusedEarly,
+  kContextStaysCurrent,
   // of libkvfolio_tiers
   kKeyWithoutDtype,
   kKeyWithoutAdapter,

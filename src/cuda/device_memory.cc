@@ -20,21 +20,11 @@ namespace {
 
 using text::concat;
 
-constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
-constexpr unsigned kDisableTiming = 2;  // events
 // Fewer runs than this are copies of their own: a kernel and its staging cost about as much.
 constexpr std::size_t kFewRuns = 4;
-constexpr std::int64_t kBytesOfBlock = 256 * 4 * 16;  // of threads, see move_runs
 constexpr std::int64_t kLeastStaging = 128;
 // A kernel finds a run in its half by 32 bits (Run of move_args.h).
 constexpr std::int64_t kMostStaging = std::int64_t{1} << 32;
-
-DeviceAddress address_of(const std::byte* memory) {
-  return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
-}
-std::byte* pointer_to(DeviceAddress address) {
-  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
-}
 
 Status check_lent(Device& device, const DeviceMemoryOptions& options) {
   if (options.lent == nullptr) return invalid("lent is null");
@@ -47,6 +37,19 @@ Status check_lent(Device& device, const DeviceMemoryOptions& options) {
   return check_device_pointer(device, "lent", options.lent);
 }
 
+Status check_later(const DeviceMemoryOptions& options) {
+  const std::int64_t bytes = options.later_bytes;
+  if (bytes != 0 && (bytes < LaterCopies::kLeastBytes || bytes > LaterCopies::kMostBytes)) {
+    return invalid(concat("later_bytes is ", bytes, ", allowed: 0, and ", LaterCopies::kLeastBytes,
+                          " to ", LaterCopies::kMostBytes));
+  }
+  if (options.max_tickets < 1 || options.max_tickets > LaterCopies::kMostTickets) {
+    return invalid(concat("max_tickets is ", options.max_tickets, ", allowed: 1 to ",
+                          LaterCopies::kMostTickets));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr<Device>& device,
@@ -57,6 +60,7 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr
                   concat("staging_bytes is ", options.staging_bytes, ", allowed: ", kLeastStaging,
                          " to ", kMostStaging));
   }
+  KVFOLIO_RETURN_IF_ERROR(check_later(options));
   if (options.source == DeviceSource::kLent) KVFOLIO_RETURN_IF_ERROR(check_lent(*device, options));
   std::unique_ptr<DeviceMemory> memory(new DeviceMemory(device));
   memory->source_ = options.source;
@@ -83,10 +87,16 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr
       return calls.event_create(&half.event, kDisableTiming);
     }));
   }
+  if (options.later_bytes == 0) return memory;
+  Result<std::unique_ptr<LaterCopies>> later =
+      LaterCopies::create(device, options.kernels, options.later_bytes, options.max_tickets);
+  if (!later) return later.error();
+  memory->later_ = *std::move(later);
   return memory;
 }
 
 DeviceMemory::~DeviceMemory() {
+  later_.reset();
   static_cast<void>(device_->run("to end a stream", [&](const DriverCalls& calls) {
     if (device_staging_ != 0) static_cast<void>(calls.memory_free(device_staging_));
     for (const Half& half : halves_) {
@@ -126,6 +136,7 @@ Result<std::byte*> DeviceMemory::allocate(std::int64_t bytes) {
 }
 
 void DeviceMemory::deallocate(std::byte* memory, std::int64_t bytes) noexcept {
+  if (later_ != nullptr) static_cast<void>(keep(later_->let_go(memory, bytes)));
   const std::lock_guard lock(mutex_);
   if (source_ == DeviceSource::kLent) {
     if (--lent_pieces_ == 0) lent_used_ = 0;
@@ -162,13 +173,30 @@ Status DeviceMemory::copy_out(std::span<const CopyRun> runs) noexcept {
   return keep(settle(staged ? move_staged(runs, false) : move_out(runs)));
 }
 
+Result<CopyTicket> DeviceMemory::submit(std::span<const CopyRun> runs, CopyDirection direction,
+                                        void* stream) noexcept {
+  if (later_ == nullptr) return cuda::DeviceMemory::submit(runs, direction, stream);
+  Result<CopyTicket> ticket = later_->submit(runs, direction, stream);
+  if (!ticket) static_cast<void>(keep(ticket.error()));
+  return ticket;
+}
+
+Result<bool> DeviceMemory::poll(CopyTicket ticket) noexcept {
+  if (later_ == nullptr) return cuda::DeviceMemory::poll(ticket);
+  Result<bool> over = later_->poll(ticket);
+  if (!over) static_cast<void>(keep(over.error()));
+  return over;
+}
+
 Status DeviceMemory::take_error() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(error_mutex_);
   return std::exchange(error_, Status());
 }
 
 Status DeviceMemory::keep(Status status) {
-  if (!status.ok() && error_.ok()) error_ = status;
+  if (status.ok()) return status;
+  const std::lock_guard lock(error_mutex_);
+  if (error_.ok()) error_ = status;
   return status;
 }
 
@@ -231,21 +259,13 @@ Status DeviceMemory::start_half(Half& half, bool in) {
       device_staging_ + static_cast<DeviceAddress>(half.data - staging_.data());
   RunsArgs args;
   args.stage = stage;
-  std::int64_t most = 0;
   for (std::size_t i = 0; i < half.num_pieces; ++i) {
     const Half::Piece& piece = half.pieces[i];
     args.runs[i] = {piece.device, static_cast<std::uint32_t>(piece.at),
                     static_cast<std::uint32_t>(piece.bytes)};
-    most = std::max(most, piece.bytes);
   }
-  const Grid grid{static_cast<std::uint32_t>(
-                      std::clamp<std::int64_t>((most + kBytesOfBlock - 1) / kBytesOfBlock, 1, 64)),
-                  static_cast<std::uint32_t>(half.num_pieces), 1};
   DriverQueue queue(kernels_, stream_);
-  const auto launch = [&] {
-    return queue.launch({.family = in ? MoveFamily::kRunsIn : MoveFamily::kRunsOut}, grid, &args,
-                        sizeof args);
-  };
+  const auto launch = [&] { return launch_runs(queue, in, args, half.num_pieces); };
   if (!in) KVFOLIO_RETURN_IF_ERROR(launch());
   KVFOLIO_RETURN_IF_ERROR(
       device_->run([&] { return concat("to copy ", half.used, " bytes of staging"); },

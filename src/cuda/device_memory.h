@@ -3,12 +3,13 @@
 
 // DeviceMemory is the MemoryResource of a device: what KVStorage takes to keep a cache there.
 // Copies from and to the host go through two pieces of pinned memory in turn, so that the host
-// fills or empties one while the other is on its way; the caller's memory needs no pinning. Knows
-// no kernels: each piece of a copy is a copy of the driver.
+// fills or empties one while the other is on its way; the caller's memory needs no pinning. Copies
+// that are submitted go their own way: later_copies.h.
 //
 // Each call says whether its bytes arrived. The first failure is also kept, that of deallocate(),
 // too, which can say nothing: take_error() answers it.
-// Thread safety: calls from several threads wait for each other.
+// Thread safety: calls from several threads wait for each other; submit() and poll() only for
+// themselves and for a deallocate() that waits.
 
 #include <array>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <string_view>
 
 #include "cuda/driver.h"
+#include "cuda/later_copies.h"
 #include "cuda/move_module.h"
 #include "kvfolio/cuda_memory.h"
 #include "kvfolio/memory.h"
@@ -32,6 +34,9 @@ struct DeviceMemoryOptions {
   DeviceSource source = DeviceSource::kPlain;
   std::byte* lent = nullptr;  // kLent
   std::int64_t lent_bytes = 0;
+  // As in cuda_memory.h.
+  std::int64_t later_bytes = std::int64_t{32} << 20;
+  std::int32_t max_tickets = 8192;
 };
 
 class DeviceMemory final : public cuda::DeviceMemory {
@@ -46,11 +51,16 @@ class DeviceMemory final : public cuda::DeviceMemory {
   [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kDevice; }
   Result<std::byte*> allocate(std::int64_t bytes) override;
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
-  // All of these wait until the bytes have arrived.
+  // All of these wait until the bytes have arrived, and for nothing that was submitted.
   Status copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
   Status copy_batch(std::span<const CopyRun> runs) noexcept override;
   Status copy_in(std::span<const CopyRun> runs) noexcept override;
   Status copy_out(std::span<const CopyRun> runs) noexcept override;
+
+  [[nodiscard]] bool copies_later() const noexcept override { return later_ != nullptr; }
+  Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction,
+                            void* stream) noexcept override;
+  Result<bool> poll(CopyTicket ticket) noexcept override;
 
   // The first failure since the last call; ok if there was none.
   [[nodiscard]] Status take_error() override;
@@ -98,8 +108,10 @@ class DeviceMemory final : public cuda::DeviceMemory {
   std::int64_t lent_bytes_ = 0;
   std::int64_t lent_used_ = 0;
   std::int64_t lent_pieces_ = 0;
+  std::unique_ptr<LaterCopies> later_;  // null: submit() copies within the call
   std::mutex mutex_;
-  Status error_;
+  std::mutex error_mutex_;
+  Status error_;  // guarded by error_mutex_
 };
 
 }  // namespace kvfolio::cuda::staged

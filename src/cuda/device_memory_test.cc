@@ -34,7 +34,7 @@ std::vector<std::byte> random_bytes(std::mt19937& random, std::size_t bytes) {
 DeviceMemoryOptions options_for(const std::shared_ptr<Device>& device, unsigned seed,
                                 std::int64_t staging_bytes) {
   static const int image = 0;
-  DeviceMemoryOptions options{.staging_bytes = staging_bytes};
+  DeviceMemoryOptions options{.staging_bytes = staging_bytes, .later_bytes = 2048};
   if (seed % 2 == 1) options.kernels = *MoveModule::load(device, &image);
   return options;
 }
@@ -226,6 +226,7 @@ TEST(CudaDeviceMemory, WithKernelsABatchIsOneCopyOfTheDriver) {
   auto memory = *DeviceMemory::create(opened, options_for(opened, 1, 1 << 16));
   std::byte* const device = *memory->allocate(6000);
   std::vector<std::byte> host(6000, std::byte{3}), back(6000);
+  fake.launches.clear();
   std::vector<CopyRun> in, out;
   for (int i = 0; i < 60; ++i) {
     in.push_back({device + 100 * i, host.data() + 100 * i, 99});

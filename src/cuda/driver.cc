@@ -20,8 +20,6 @@ constexpr DriverResult kOutOfMemory = 2;
 constexpr int kMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 constexpr int kMinor = 76;
 constexpr int kMultiprocessors = 16;
-constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
-constexpr unsigned kDisableTiming = 2;  // events
 
 // After these the context gives no more answers: the manual says the process has to make another.
 bool ends_context(DriverResult error) {

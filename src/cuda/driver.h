@@ -6,10 +6,12 @@
 // on a machine that has no driver, and is told so when it asks for a device.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <type_traits>
 
+#include "base/mutants.h"
 #include "kvfolio/cuda_device.h"
 #include "kvfolio/status.h"
 
@@ -21,6 +23,17 @@ using DeviceAddress = unsigned long long;
 // Errors that are answers.
 inline constexpr DriverResult kNotReady = 600;
 inline constexpr DriverResult kInvalidValue = 1;
+
+inline constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
+inline constexpr unsigned kDisableTiming = 2;  // events
+
+[[nodiscard]] inline DeviceAddress address_of(const std::byte* memory) noexcept {
+  return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
+}
+[[nodiscard]] inline std::byte* pointer_to(DeviceAddress address) noexcept {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): what a driver calls an address
+  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+}
 
 // CUlaunchAttribute and CUlaunchConfig; library/driver_layout.cu compares them with NVIDIA's.
 struct LaunchAttribute {
@@ -117,7 +130,8 @@ Status Device::run(const What& what, Call&& call) {
   if (result == 0) {
     result = call(*calls_);
     void* popped = nullptr;
-    const DriverResult back = calls_->context_pop(&popped);
+    const DriverResult back =
+        mutant(Mutant::kContextStaysCurrent) ? 0 : calls_->context_pop(&popped);
     if (result == 0) result = back;
   }
   if (result == 0) return {};

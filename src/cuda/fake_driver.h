@@ -4,14 +4,19 @@
 // A driver for tests, which fills the table of driver.h. Its device memory has addresses that no
 // CPU may touch, unless a test wants kernels to run: then memory is touchable, and `kernel` makes
 // of a launch what its stream does. A stream does nothing until a call has to wait for it, or at
-// random moments before: so a copy reads and writes host memory as late as a real one may. Any call
-// can be made to fail.
+// random moments before: so a copy reads and writes host memory as late as a real one may, and
+// streams overtake each other. A stream that waits for an event stands until that has passed; a
+// test can make one stand. What a copy writes is garbage from its start until it has ended; memory
+// of the host from the call on that enqueues it. Any call can be made to fail, once or always, and
+// the context to end in the middle of what is enqueued.
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -19,6 +24,7 @@
 
 #include "cuda/driver.h"
 #include "cuda/move_args.h"
+#include "kvfolio/memory.h"
 
 namespace kvfolio::cuda {
 
@@ -49,7 +55,17 @@ class FakeDriver {
   // Calls since the last time this was set to 0, and the last one's symbol.
   int count = 0;
   std::string last;
-  std::string failed;           // the symbol of the call that fail_at made fail
+  std::string failed;  // the symbol of the call that fail_at made fail
+  // Calls of these symbols answer that, always.
+  std::map<std::string, DriverResult> always;
+  // After so many steps of streams the context ends: what is enqueued never runs; 0: it does not.
+  std::size_t ends_at = 0;
+  bool has_ended = false;
+  std::set<void*> standing;              // streams that move on only if a call waits for them
+  int waits = 0;                         // calls that wait for the device, or may
+  const void* copied_to_host = nullptr;  // by the last copy of that direction
+  const void* copied_from_host = nullptr;
+  int moves_percent = 25;       // of the looks at a stream at each call: it takes a step
   std::vector<void*> current;   // the stack of contexts
   std::map<int, int> retained;  // by device
 
@@ -72,6 +88,22 @@ class FakeDriver {
     for (const auto& [device, times] : retained) result += static_cast<std::size_t>(times);
     return result;
   }
+  // Whether it lies in a piece of pinned memory of this size or larger.
+  [[nodiscard]] bool is_pinned_within(const void* memory, std::size_t least) const {
+    return std::any_of(pinned_.begin(), pinned_.end(), [&](const auto& piece) {
+      const auto at =
+          reinterpret_cast<std::uintptr_t>(memory) - reinterpret_cast<std::uintptr_t>(piece.first);
+      return at < piece.second.second && piece.second.second >= least;
+    });
+  }
+  // From now on.
+  void ends_in(std::size_t steps) { ends_at = steps_ + steps; }
+  // What the stream that has most of it has.
+  [[nodiscard]] std::size_t most_enqueued() const {
+    std::size_t most = 0;
+    for (const auto& stream : streams_) most = std::max(most, stream->work.size());
+    return most;
+  }
   [[nodiscard]] std::size_t device_bytes() const {
     std::size_t bytes = 0;
     for (const auto& [address, memory] : memory_) bytes += memory.bytes;
@@ -79,7 +111,16 @@ class FakeDriver {
   }
 
  private:
-  using Work = std::function<void()>;
+  struct Stream;
+  struct Event {
+    std::shared_ptr<Stream> stream;
+    std::size_t behind = 0;
+    [[nodiscard]] bool has_passed() const { return stream == nullptr || stream->done >= behind; }
+  };
+  struct Work {
+    std::function<void()> run;
+    Event after;  // it stands until this has passed
+  };
   struct Memory {
     std::unique_ptr<std::byte[]> owner;
     std::byte* data = nullptr;
@@ -90,10 +131,6 @@ class FakeDriver {
     void* context = nullptr;
     std::deque<Work> work;
     std::size_t done = 0, started = 0;
-  };
-  struct Event {
-    Stream* stream = nullptr;
-    std::size_t behind = 0;
   };
   static FakeDriver*& the() {
     static FakeDriver* fake = nullptr;
@@ -107,18 +144,33 @@ class FakeDriver {
       failed = symbol;
       return fail_with;
     }
+    if (has_ended) return kIllegalAddress;
+    if (const auto found = always.find(symbol); found != always.end()) return found->second;
     for (auto& stream : streams_) {
-      while (random_() % 4 == 0 && step(*stream)) {
+      if (standing.count(stream.get()) > 0) continue;
+      while (static_cast<int>(random_() % 100) < moves_percent && step(*stream)) {
       }
     }
-    return 0;
+    return has_ended ? kIllegalAddress : 0;
   }
-  static bool step(Stream& stream) {
-    if (stream.work.empty()) return false;
-    stream.work.front()();
+  bool step(Stream& stream) {
+    if (stream.work.empty() || has_ended || !stream.work.front().after.has_passed()) return false;
+    if (++steps_ == ends_at) {
+      has_ended = true;
+      return false;
+    }
+    stream.work.front().run();
     stream.work.pop_front();
     ++stream.done;
     return true;
+  }
+  // Until so much of it is done, with what it waits for; not if the context ends.
+  void finish(Stream& stream, std::size_t until) {
+    while (stream.done < until && !has_ended) {
+      const Event after = stream.work.front().after;
+      if (!after.has_passed()) finish(*after.stream, after.behind);
+      step(stream);
+    }
   }
   std::byte* bytes_at(DeviceAddress address, std::size_t bytes) {
     auto next = memory_.upper_bound(address);
@@ -140,20 +192,27 @@ class FakeDriver {
     }
     return false;
   }
-  DriverResult start(void* stream, Work work) {
+  DriverResult start(void* stream, std::function<void()> run) {
+    return start_behind(Event(), stream, std::move(run));
+  }
+  DriverResult start_behind(Event after, void* stream, std::function<void()> run) {
     if (stream == nullptr) {  // the legacy stream comes behind all others
-      for (auto& other : streams_) {
-        while (step(*other)) {
-        }
-      }
-      work();
+      for (auto& other : streams_) finish(*other, other->started);
+      if (!has_ended) run();
       return 0;
     }
     auto* const s = static_cast<Stream*>(stream);
-    s->work.push_back(std::move(work));
+    s->work.push_back({std::move(run), std::move(after)});
     ++s->started;
     return 0;
   }
+  DriverResult start_copy(void* stream, std::byte* to, const std::byte* from, std::size_t bytes) {
+    static_cast<void>(start(stream, [=] { std::memset(to, kGarbage, bytes); }));
+    return start(stream, [=] { std::memcpy(to, from, bytes); });
+  }
+
+  static constexpr DriverResult kIllegalAddress = 700;
+  static constexpr int kGarbage = 0xee;
 
   template <typename Container, typename T>
   static void erase(Container& owners, T* which) {
@@ -166,14 +225,17 @@ class FakeDriver {
   }
 
   friend struct FakeCalls;
+  // From the push of a context to its pop. Tests look at what is public while no thread calls.
+  std::recursive_mutex mutex_;
   std::mt19937 random_;
   std::map<DeviceAddress, Memory> memory_;
   std::map<void*, std::pair<std::unique_ptr<std::byte[]>, std::size_t>> pinned_;
-  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::shared_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Event>> events_;
   DeviceAddress next_ = 0x100000000000;
   std::set<std::string> functions_;
   std::size_t modules_ = 0;
+  std::size_t steps_ = 0;
 };
 
 struct FakeCalls {
@@ -221,13 +283,16 @@ struct FakeCalls {
     return 0;
   }
   static DriverResult context_push(void* context) {
+    std::unique_lock lock(fake().mutex_);
     if (const DriverResult error = fake().enter("cuCtxPushCurrent"); error != 0) return error;
     fake().current.push_back(context);
+    lock.release();  // until the pop
     return 0;
   }
   static DriverResult context_pop(void** context) {
     *context = fake().current.back();
     fake().current.pop_back();
+    fake().mutex_.unlock();
     return 0;
   }
   // What a call that wants a context begins with.
@@ -265,9 +330,15 @@ struct FakeCalls {
     static_cast<void>(stream);
     return take(address, bytes);
   }
+  // What a call that waits begins with.
+  static DriverResult enter_to_wait(const char* symbol) {
+    ++fake().waits;
+    return enter(symbol);
+  }
   static DriverResult memory_free_in_stream(DeviceAddress address, void* stream) {
     if (const DriverResult error = enter("cuMemFreeAsync"); error != 0) return error;
-    static_cast<void>(stream_synchronize(stream));
+    auto* const s = static_cast<FakeDriver::Stream*>(stream);
+    fake().finish(*s, s->started);
     KVFOLIO_CHECK(fake().memory_.erase(address) == 1);
     return 0;
   }
@@ -286,55 +357,69 @@ struct FakeCalls {
     return 0;
   }
   static DriverResult context_synchronize() {
-    if (const DriverResult error = enter("cuCtxSynchronize"); error != 0) return error;
+    if (const DriverResult error = enter_to_wait("cuCtxSynchronize"); error != 0) return error;
     finish_all();
-    return 0;
+    return ended();
   }
   static void finish_all() {
-    for (auto& stream : fake().streams_) {
-      while (FakeDriver::step(*stream)) {
-      }
-    }
+    for (auto& stream : fake().streams_) fake().finish(*stream, stream->started);
   }
+  static DriverResult ended() { return fake().has_ended ? FakeDriver::kIllegalAddress : 0; }
   static DriverResult memory_free(DeviceAddress address) {
-    if (const DriverResult error = enter("cuMemFree"); error != 0) return error;
+    if (const DriverResult error = enter_to_wait("cuMemFree"); error != 0) return error;
     finish_all();  // as the real one does
     KVFOLIO_CHECK(fake().memory_.erase(address) == 1);
     return 0;
   }
   static DriverResult host_allocate(void** memory, std::size_t bytes, unsigned) {
-    if (const DriverResult error = enter("cuMemHostAlloc"); error != 0) return error;
-    auto owner = std::make_unique<std::byte[]>(bytes);
+    if (const DriverResult error = enter_to_wait("cuMemHostAlloc"); error != 0) return error;
+    auto owner = std::make_unique_for_overwrite<std::byte[]>(bytes + kMemoryAlignment);
     *memory = owner.get();
+    std::size_t room = bytes + kMemoryAlignment;
+    std::align(kMemoryAlignment, bytes, *memory, room);
     fake().pinned_[*memory] = {std::move(owner), bytes};
     return 0;
   }
   static DriverResult host_free(void* memory) {
-    if (const DriverResult error = enter("cuMemFreeHost"); error != 0) return error;
+    if (const DriverResult error = enter_to_wait("cuMemFreeHost"); error != 0) return error;
     finish_all();
     KVFOLIO_CHECK(fake().pinned_.erase(memory) == 1);
     return 0;
   }
   static DriverResult copy_in(DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
     if (const DriverResult error = enter("cuMemcpyHtoDAsync"); error != 0) return error;
-    std::byte* const at = fake().bytes_at(to, bytes);
-    return fake().start(stream, [=] { std::memcpy(at, from, bytes); });
+    fake().copied_from_host = from;
+    wait_for_pageable(from, bytes, stream);
+    return fake().start_copy(stream, fake().bytes_at(to, bytes),
+                             static_cast<const std::byte*>(from), bytes);
   }
   static DriverResult copy_out(void* to, DeviceAddress from, std::size_t bytes, void* stream) {
     if (const DriverResult error = enter("cuMemcpyDtoHAsync"); error != 0) return error;
-    const std::byte* const at = fake().bytes_at(from, bytes);
-    return fake().start(stream, [=] { std::memcpy(to, at, bytes); });
+    fake().copied_to_host = to;
+    std::memset(to, FakeDriver::kGarbage, bytes);
+    static_cast<void>(fake().start_copy(stream, static_cast<std::byte*>(to),
+                                        fake().bytes_at(from, bytes), bytes));
+    wait_for_pageable(to, bytes, stream);
+    return 0;
+  }
+  // As the real ones do for such memory, or may.
+  static void wait_for_pageable(const void* memory, std::size_t bytes, void* stream) {
+    const auto first = reinterpret_cast<std::uintptr_t>(memory);
+    if (fake().is_pinned(first) && fake().is_pinned(first + bytes - 1)) return;
+    ++fake().waits;
+    auto* const s = static_cast<FakeDriver::Stream*>(stream);
+    if (s != nullptr) fake().finish(*s, s->started);
   }
   static DriverResult copy_within(DeviceAddress to, DeviceAddress from, std::size_t bytes,
                                   void* stream) {
     if (const DriverResult error = enter("cuMemcpyDtoDAsync"); error != 0) return error;
     std::byte* const dst = fake().bytes_at(to, bytes);
     const std::byte* const src = fake().bytes_at(from, bytes);
-    return fake().start(stream, [=] { std::memcpy(dst, src, bytes); });
+    return fake().start_copy(stream, dst, src, bytes);
   }
   static DriverResult stream_create(void** stream, unsigned) {
     if (const DriverResult error = enter("cuStreamCreate"); error != 0) return error;
-    auto made = std::make_unique<FakeDriver::Stream>();
+    auto made = std::make_shared<FakeDriver::Stream>();
     made->context = fake().current.back();
     *stream = fake().streams_.emplace_back(std::move(made)).get();
     return 0;
@@ -345,28 +430,26 @@ struct FakeCalls {
   }
   static DriverResult stream_wait_event(void* stream, void* event, unsigned) {
     if (const DriverResult error = enter("cuStreamWaitEvent"); error != 0) return error;
-    const FakeDriver::Event waited = *static_cast<FakeDriver::Event*>(event);
-    return fake().start(stream, [waited] { pass(waited); });
+    return fake().start_behind(*static_cast<FakeDriver::Event*>(event), stream, [] {});
   }
   static DriverResult stream_context(void* stream, void** context) {
     if (const DriverResult error = enter("cuStreamGetCtx"); error != 0) return error;
     *context = static_cast<FakeDriver::Stream*>(stream)->context;
     return 0;
   }
-  static void pass(const FakeDriver::Event& event) {
-    while (event.stream != nullptr && event.stream->done < event.behind)
-      KVFOLIO_CHECK(FakeDriver::step(*event.stream));
-  }
   static DriverResult stream_destroy(void* stream) {
     if (const DriverResult error = enter("cuStreamDestroy"); error != 0) return error;
-    FakeDriver::erase(fake().streams_, static_cast<FakeDriver::Stream*>(stream));
+    auto* const s = static_cast<FakeDriver::Stream*>(stream);
+    fake().finish(*s, s->started);  // later, in truth
+    fake().standing.erase(stream);
+    FakeDriver::erase(fake().streams_, s);
     return 0;
   }
   static DriverResult stream_synchronize(void* stream) {
-    if (const DriverResult error = enter("cuStreamSynchronize"); error != 0) return error;
-    while (FakeDriver::step(*static_cast<FakeDriver::Stream*>(stream))) {
-    }
-    return 0;
+    if (const DriverResult error = enter_to_wait("cuStreamSynchronize"); error != 0) return error;
+    auto* const s = static_cast<FakeDriver::Stream*>(stream);
+    fake().finish(*s, s->started);
+    return ended();
   }
   static DriverResult event_create(void** event, unsigned) {
     if (const DriverResult error = enter("cuEventCreate"); error != 0) return error;
@@ -380,8 +463,9 @@ struct FakeCalls {
   }
   static DriverResult event_record(void* event, void* stream) {
     if (const DriverResult error = enter("cuEventRecord"); error != 0) return error;
-    auto* const s = static_cast<FakeDriver::Stream*>(stream);
-    *static_cast<FakeDriver::Event*>(event) = {s, s->started};
+    for (const auto& each : fake().streams_) {
+      if (each.get() == stream) *static_cast<FakeDriver::Event*>(event) = {each, each->started};
+    }
     return 0;
   }
   static DriverResult module_load(void** module, const void* image) {
@@ -437,19 +521,22 @@ struct FakeCalls {
       const StagedRun& run = runs.runs[i];
       std::byte* const memory = fake().bytes_at(run.memory, run.bytes);
       std::byte* const stage = fake().bytes_at(runs.stage + run.at, run.bytes);
-      const std::size_t bytes = run.bytes;
-      fake().start(stream, [=] { std::memcpy(in ? memory : stage, in ? stage : memory, bytes); });
+      // The units in which the kernel moves them.
+      const auto odd = run.memory | run.bytes | 16;
+      KVFOLIO_CHECK((runs.stage + run.at) % (odd & -odd) == 0);
+      static_cast<void>(
+          fake().start_copy(stream, in ? memory : stage, in ? stage : memory, run.bytes));
     }
   }
   static DriverResult event_query(void* event) {
     if (const DriverResult error = enter("cuEventQuery"); error != 0) return error;
-    const auto* const e = static_cast<FakeDriver::Event*>(event);
-    return e->stream == nullptr || e->stream->done >= e->behind ? 0 : kNotReady;
+    return static_cast<FakeDriver::Event*>(event)->has_passed() ? 0 : kNotReady;
   }
   static DriverResult event_synchronize(void* event) {
-    if (const DriverResult error = enter("cuEventSynchronize"); error != 0) return error;
-    pass(*static_cast<FakeDriver::Event*>(event));
-    return 0;
+    if (const DriverResult error = enter_to_wait("cuEventSynchronize"); error != 0) return error;
+    const FakeDriver::Event waited = *static_cast<FakeDriver::Event*>(event);
+    if (waited.stream != nullptr) fake().finish(*waited.stream, waited.behind);
+    return ended();
   }
 };
 

@@ -127,6 +127,17 @@ void* MoveModule::function(const MoveKernel& kernel) const noexcept {
   return index < functions_.size() ? functions_[index] : nullptr;
 }
 
+Status launch_runs(Queue& queue, bool in, const RunsArgs& args, std::size_t count) {
+  constexpr std::int64_t kBytesOfBlock = 256 * 4 * 16;  // of threads, see move_runs
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) most = std::max<std::int64_t>(most, args.runs[i].bytes);
+  const Grid grid{static_cast<std::uint32_t>(
+                      std::clamp<std::int64_t>((most + kBytesOfBlock - 1) / kBytesOfBlock, 1, 64)),
+                  static_cast<std::uint32_t>(count), 1};
+  return queue.launch({.family = in ? MoveFamily::kRunsIn : MoveFamily::kRunsOut}, grid, &args,
+                      sizeof args);
+}
+
 Status DriverQueue::launch(const MoveKernel& kernel, const Grid& grid, const void* args,
                            std::size_t) {
   void* const function = module_->function(kernel);

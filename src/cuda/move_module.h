@@ -43,6 +43,9 @@ class MoveModule {
   std::array<void*, kFunctions> functions_{};
 };
 
+// One kernel for `count` runs, at most kMaxRuns: from staging to their places, or back.
+Status launch_runs(Queue& queue, bool in, const RunsArgs& args, std::size_t count);
+
 class DriverQueue final : public Queue {
  public:
   // `stream` is a CUstream of the module's device; null: its legacy stream.

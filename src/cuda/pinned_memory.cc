@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <cstring>
 #include <utility>
 
 #include "base/invalid.h"
@@ -47,6 +48,31 @@ void PinnedMemory::release() noexcept {
   static_cast<void>(device_->run("to unpin host memory",
                                  [&](const DriverCalls& calls) { return calls.host_free(data_); }));
   data_ = nullptr;
+}
+
+Result<std::unique_ptr<PinnedHostMemory>> PinnedHostMemory::create(std::shared_ptr<Device> device) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
+  return std::unique_ptr<PinnedHostMemory>(new PinnedHostMemory(std::move(device)));
+}
+
+Result<std::byte*> PinnedHostMemory::allocate(std::int64_t bytes) {
+  void* memory = nullptr;
+  KVFOLIO_RETURN_IF_ERROR(device_->run(
+      [&] { return concat("to pin ", bytes, " bytes of host memory"); },
+      [&](const DriverCalls& calls) {
+        return calls.host_allocate(&memory, static_cast<std::size_t>(bytes), kPortable);
+      }));
+  return static_cast<std::byte*>(memory);
+}
+
+void PinnedHostMemory::deallocate(std::byte* memory, std::int64_t) noexcept {
+  static_cast<void>(device_->run(
+      "to unpin host memory", [&](const DriverCalls& calls) { return calls.host_free(memory); }));
+}
+
+Status PinnedHostMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
+  std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+  return {};
 }
 
 }  // namespace kvfolio::cuda

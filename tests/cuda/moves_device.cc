@@ -656,6 +656,96 @@ void run_driver(Report& report, bool with_kernels) {
   check(there->read_blocks(GroupId(0), moved, got), "read_blocks");
 }
 
+// Blocks that are submitted one by one behind an engine's stream, as an Offload does, beside one
+// memcpy of the same bytes; by the clock of the host, with all polls.
+void time_later(Report& report, bool with_kernels, bool is_pinned, int rounds) {
+  const DriverCalls calls = *load_driver();
+  const std::shared_ptr<Device> device = *Device::open(calls, 0);
+  staged::DeviceMemoryOptions options;
+  if (with_kernels) options.kernels = *MoveModule::load(device, kvfolio_move_image);
+  const auto memory = *staged::DeviceMemory::create(device, options);
+  constexpr std::int32_t kBlocks = 64;
+  const CacheSpec spec = cases::spec_of({.layers = 32,
+                                         .blocks = 2 * kBlocks,
+                                         .heads = 8,
+                                         .block_size = 16,
+                                         .dim_k = 128,
+                                         .dim_v = 128,
+                                         .element = Element::kBF16},
+                                        Format::kHnd);
+  KVStorage storage = *KVStorage::create(spec, memory.get());
+  const GroupId group(0);
+  const auto of_one = static_cast<std::size_t>(storage.block_image_bytes(group));
+  const std::size_t bytes = of_one * kBlocks;
+  std::vector<std::int32_t> blocks;
+  for (std::int32_t b = 0; b < kBlocks; ++b) blocks.push_back(2 * b);
+  cases::Random random(5);
+  Pool pool;
+  std::vector<std::byte> images(bytes), got(bytes), pageable(is_pinned ? 0 : bytes);
+  std::byte* const pinned = pool.pinned(static_cast<double>(bytes));
+  std::byte* const flat = pool.device(static_cast<double>(bytes));
+  const std::span<std::byte> host(is_pinned ? pinned : pageable.data(), bytes);
+  cudaStream_t engine;
+  check(cudaStreamCreateWithFlags(&engine, cudaStreamNonBlocking), "stream");
+  double longest = 0;
+  const auto move = [&](bool out) {
+    std::vector<CopyTicket> open;
+    const auto timed = [&](const auto& call) {
+      const auto start = Clock::now();
+      auto result = call();
+      longest = std::max(longest, since(start));
+      check(result ? Status() : Status(result.error()), "later");
+      return *result;
+    };
+    for (std::size_t i = 0; i < kBlocks; ++i) {
+      const auto image = host.subspan(i * of_one, of_one);
+      open.push_back(timed([&] {
+        return out ? storage.submit_read(group, blocks[i], image, engine)
+                   : storage.submit_write(group, blocks[i], image, engine);
+      }));
+    }
+    while (!open.empty()) {
+      std::erase_if(open, [&](const CopyTicket ticket) {
+        return timed([&] { return storage.poll_copy(ticket); });
+      });
+    }
+  };
+  for (const bool out : {true, false}) {
+    for (std::byte& b : images) b = static_cast<std::byte>(random() & 0xffu);
+    if (out) check(storage.write_blocks(group, blocks, images), "write_blocks");
+    if (!out) std::memcpy(host.data(), images.data(), bytes);
+    std::vector<double> roof_us, us;
+    for (int round = -1; round < rounds; ++round) {
+      auto start = Clock::now();
+      check(cudaMemcpyAsync(out ? pinned : flat, out ? flat : pinned, bytes,
+                            out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, engine),
+            "memcpy");
+      check(cudaStreamSynchronize(engine), "memcpy");
+      if (round >= 0) roof_us.push_back(since(start) * 1e6);
+      if (round < 0) longest = 0;
+      start = Clock::now();
+      move(out);
+      if (round >= 0) us.push_back(since(start) * 1e6);
+    }
+    if (!out) check(storage.read_blocks(group, blocks, got), "read_blocks");
+    if (std::memcmp(out ? host.data() : got.data(), images.data(), bytes) != 0) {
+      report.fail(concat("later: images differ on the way ", std::string_view(out ? "out" : "in")));
+    }
+    const auto total = static_cast<double>(bytes);
+    const Timed roof{"one memcpy", {}, total, 1, median(roof_us)};
+    const Timed later{
+        with_kernels ? "submitted, by kernels" : "submitted, run by run", {}, total, 1, median(us)};
+    const std::string name = concat("later ", std::string_view(out ? "out" : "in"), " 64 blocks, ",
+                                    std::string_view(is_pinned ? "pinned" : "pageable"));
+    report.time(name, roof, roof, 0);
+    report.time(name, later, roof, with_kernels && is_pinned ? 0.95 : 0);
+    report.line(concat(name, ": the longest submit() or poll() took ",
+                       static_cast<int>(longest * 1e6), " us"));
+  }
+  check(memory->take_error(), "DeviceMemory");
+  cudaStreamDestroy(engine);
+}
+
 // In a process of its own: a kernel ends the context, and every later call says so.
 int run_death() {
   const DriverCalls calls = *load_driver();
@@ -715,6 +805,9 @@ int run(double seconds) {
   part("swap", [&] { time_swap(report, 5); });
   part("large", [&] { run_large(report); });
   part("driver", [&] { run_driver(report, false); });
+  part("later, by kernels", [&] { time_later(report, true, true, 7); });
+  part("later, run by run", [&] { time_later(report, false, true, 3); });
+  part("later, pageable", [&] { time_later(report, true, false, 3); });
   part("driver, staged by kernels", [&] { run_driver(report, true); });
   part("kernels by the driver", [&] {
     Result<DriverCalls> calls = load_driver();

@@ -21,7 +21,9 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr
                .kernels = options.kernels != nullptr ? options.kernels->impl().moves : nullptr,
                .source = options.source,
                .lent = options.lent,
-               .lent_bytes = options.lent_bytes});
+               .lent_bytes = options.lent_bytes,
+               .later_bytes = options.later_bytes,
+               .max_tickets = options.max_tickets});
   if (!memory) return memory.error();
   return std::unique_ptr<DeviceMemory>(*std::move(memory));
 }
