@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Written by kvfolio-cuda-sys/generate from include/kvfolio/kvfolio_cuda.h. Do not edit.
+
+// rustfmt::skip: a line for each struct.
+#[rustfmt::skip]
+layouts! {
+    kvfolio_cuda_device_info: struct_size ordinal capability_major capability_minor num_multiprocessors;
+    kvfolio_cuda_kernel_options: struct_size no_pointer_checks;
+    kvfolio_cuda_memory_options: struct_size source staging_bytes lent lent_bytes;
+    kvfolio_cuda_attention: struct_size block_table_stride block_table query_start kv_lens trim_sinks trim_first_kept q out lse;
+}
+
+#[rustfmt::skip]
+constants! {
+    KVFOLIO_CUDA_ABI_VERSION;
+    KVFOLIO_CUDA_PLAIN;
+    KVFOLIO_CUDA_POOL;
+    KVFOLIO_CUDA_LENT;
+}
