@@ -11,11 +11,11 @@ add_custom_command(OUTPUT ${derived_files}
   DEPENDS ${header} ${capi}/derive.py)
 add_custom_target(cuda_capi_derived DEPENDS ${derived_files})
 
-#   add_cuda_test(<name> [LATER] [REAL] SOURCES a.c ...)
+#   add_cuda_test(<name> [LATER] [REAL] SOURCES a.c ... [ARGS ...])
 # LATER: compiled as if each struct of both headers had two more fields. REAL: over the driver of this
 # machine; 77, skipped, where a test wants none.
 function(add_cuda_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "LATER;REAL" "" "SOURCES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "LATER;REAL" "" "SOURCES;ARGS")
   set(target cuda_capi_${name})
   set(library kvfolio_fake_cuda)
   if(arg_REAL)
@@ -44,7 +44,7 @@ function(add_cuda_test name)
     target_compile_options(${target} PRIVATE -g ${flags})
     target_link_options(${target} PRIVATE ${flags})
   endif()
-  add_test(NAME cuda_capi.${name} COMMAND ${target})
+  add_test(NAME cuda_capi.${name} COMMAND ${target} ${arg_ARGS})
   set_tests_properties(cuda_capi.${name} PROPERTIES TIMEOUT 120 LABELS cpu SKIP_RETURN_CODE 77)
 endfunction()
 
@@ -55,4 +55,5 @@ foreach(later "" LATER)
   add_cuda_test(structs${suffix} ${later} SOURCES cuda_structs.c cuda_toy.c struct_checks.c)
 endforeach()
 add_cuda_test(contract SOURCES cuda_contract.c cuda_toy.c)
+add_cuda_test(with_driver SOURCES cuda_without_driver.c ARGS fake)
 add_cuda_test(without_driver REAL SOURCES cuda_without_driver.c)
