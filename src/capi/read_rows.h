@@ -8,6 +8,7 @@
 
 #include "capi/c_structs.h"
 #include "capi/read_prompt.h"
+#include "kvfolio/dtype.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/view.h"
 
