@@ -136,7 +136,8 @@ void copy_step(Step& step, const Step& other) noexcept {
 }  // namespace
 
 void StepLog::copy_from(const StepLog& other) noexcept {
-  const auto& [steps, free, in_flight, ended, open, last_ticket, last_committed] = other;
+  const auto& [steps, free, in_flight, ended, open, last_ticket, last_committed, num_plans,
+               last_changes] = other;
   for (std::size_t i = 0; i < steps.size(); ++i) copy_step(steps_[i], steps[i]);
   free_ = free;
   in_flight_ = in_flight;
@@ -144,6 +145,7 @@ void StepLog::copy_from(const StepLog& other) noexcept {
   open_ = open;
   last_ticket_ = last_ticket;
   last_committed_ = last_committed;
+  last_changes_ = 0;  // no engine has seen a plan of these tables (Tables::copy_from())
 }
 
 MemoryUse StepLog::memory() const noexcept {
