@@ -63,6 +63,7 @@ Step& StepLog::commit() noexcept {
   KVFOLIO_DCHECK(open_ >= 0);
   Step& step = at(open_);
   last_committed_ = step.ticket;
+  if (step.planned_changes) last_changes_ = step.plan.number;
   in_flight_.push_back(open_);
   open_ = -1;
   return step;
