@@ -70,7 +70,7 @@ struct DevicePlanOptions {
   std::int64_t max_changed_entries = 0;
 };
 
-// Of one group, in device memory.
+// What one group has in device memory.
 struct DeviceGroupPlan {
   const std::int32_t* slot_mapping = nullptr;     // [max_tokens]; null with int64_slots
   const std::int64_t* slot_mapping_64 = nullptr;  // [max_tokens]; null without
@@ -88,7 +88,7 @@ struct DeviceGroupPlan {
   const std::int32_t* kv_first_live = nullptr;     // [max_sequences]
 };
 
-// Of all groups together, in device memory.
+// What all groups have together in device memory.
 struct DevicePlanArrays {
   const std::int32_t* query_start = nullptr;      // [max_sequences + 1]
   const std::int32_t* rows = nullptr;             // [max_sequences]

@@ -1276,6 +1276,7 @@ KVFOLIO_C_API int64_t kvfolio_block_store_describe(const kvfolio_block_store* st
 //  - metrics.h: text of Prometheus, made of numbers that are here: kvfolio_get_counters(),
 //    kvfolio_usage(), kvfolio_bytes_used(). c_handles.h gives a program in C++ the manager.
 //  - c_handles.h: from these handles to C++.
-//  - cuda_device.h, cuda_memory.h, cuda_kernels.h: libkvfolio_cuda has an interface in C++ only.
+//  - cuda_device.h, cuda_memory.h, cuda_kernels.h, cuda_plan.h: libkvfolio_cuda has an interface in
+//    C++ only. StepPlan::number and follows are for its DevicePlan.
 //  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

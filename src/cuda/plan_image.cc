@@ -340,7 +340,7 @@ void PlanImage::write_arrays(const StepPlan& plan, std::byte* image) const {
 std::string PlanImage::difference(const StepPlan& plan, const std::byte* image) const {
   std::vector<std::int32_t> wanted(static_cast<std::size_t>(places_.entries / 4));
   std::vector<std::int32_t> found(wanted.size());
-  // What is between arrays is nobody's.
+  // What lies between two arrays means nothing.
   std::memcpy(wanted.data(), image, 4 * wanted.size());
   std::memcpy(found.data(), image, 4 * found.size());
   write_arrays(plan, reinterpret_cast<std::byte*>(wanted.data()));

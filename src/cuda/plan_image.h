@@ -98,8 +98,8 @@ class PlanImage {
   [[nodiscard]] std::int32_t columns(std::int32_t g, std::int32_t kv_len) const noexcept {
     return kv_len == 0 ? 0 : (kv_len - 1) / group(g).block_size + 1;
   }
-  // The plan has the arrays that the options want, and they fit. Of the changed entries: counted
-  // into `info`. kInvalidArgument, and kFailedPrecondition where rows have to be whole and the plan
+  // The plan has the arrays that the options want, and they fit. Counts what will be sent into
+  // `info`. kInvalidArgument, and kFailedPrecondition where rows have to be whole and the plan
   // has no block tables.
   [[nodiscard]] Status check(const StepPlan& plan, const ResidentRows& rows,
                              UploadInfo& info) const;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/library/plan_rig.h"
+#include "heap_calls/heap_calls.h"
 
 namespace kvfolio::cuda {
 namespace {
@@ -352,7 +353,7 @@ TEST(DevicePlan, APieceIsNotWrittenBeforeItsCopyHasPassed) {
   int refused = 0;
   rig.fake.moves_percent = 3;
   for (int i = 0; i < 40; ++i) {
-    rig.append(a, i, 1 + i % 2);
+    rig.append(a, i, 1 + i % 3);
     const StepPlan& step = rig.planned();
     Status sent = rig.upload(step);
     if (sent.code() == ErrorCode::kResourceExhausted) {
@@ -369,6 +370,55 @@ TEST(DevicePlan, APieceIsNotWrittenBeforeItsCopyHasPassed) {
   EXPECT_GT(refused, 0);
   must(rig.manager.drop(ticket));
   EXPECT_EQ(rig.finish(), "");
+}
+
+// The fake driver's own calls allocate: those of an upload do nothing here.
+bool g_quiet = false;
+DriverCalls calls_of_an_upload_that_do_nothing() {
+  DriverCalls calls = FakeDriver::calls();
+  calls.context_push = [](void* context) {
+    return g_quiet ? 0 : FakeCalls::context_push(context);
+  };
+  calls.context_pop = [](void** context) { return g_quiet ? 0 : FakeCalls::context_pop(context); };
+  calls.stream_context = [](void*, void** context) {
+    *context = FakeCalls::context_of(0);
+    return 0;
+  };
+  calls.copy_in = [](DeviceAddress, const void*, std::size_t, void*) { return 0; };
+  calls.event_record = [](void*, void*) { return 0; };
+  calls.event_query = [](void*) { return 0; };
+  calls.launch = [](void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                    void*, void**, void**) { return 0; };
+  return calls;
+}
+
+TEST(DevicePlan, AnUploadAllocatesNothing) {
+  FakeDriver fake;
+  const auto device = *Device::open(calls_of_an_upload_that_do_nothing(), 0);
+  const auto kernels = *load_kernels(device, {}, kPlanImages);
+  KVCacheManager manager = must(KVCacheManager::create(CacheSpec{{full_group(4, 64)}}));
+  const DevicePlanGroup group{.block_size = 4, .table_stride = 20};
+  const auto plan = must(DevicePlan::create(kernels, {.max_sequences = 2,
+                                                      .max_tokens = 8,
+                                                      .num_rows = manager.num_rows(),
+                                                      .groups = {&group, 1},
+                                                      .flashinfer = true}));
+  const SequenceId s = must(manager.open({})).sequence;
+  for (int i = 0; i < 40; ++i) {
+    const Ticket ticket = must(manager.begin_step());
+    must(manager.append_unnamed(s, 1));
+    const StepPlan& step = *must(
+        manager.plan({.block_tables = i % 7 == 0, .changed_entries = true, .flashinfer = true}));
+    g_quiet = true;
+    const std::uint64_t before = testing_heap::num_heap_calls();
+    const bool sent = plan->upload(step, &fake).ok();
+    const std::uint64_t after = testing_heap::num_heap_calls();
+    g_quiet = false;
+    EXPECT_TRUE(sent) << i;
+    EXPECT_EQ(after, before) << i;
+    if (i % 7 == 6) plan->resend();  // the next one has block tables, and goes up whole
+    must(manager.finish(ticket));
+  }
 }
 
 // ---- verify() ----
