@@ -376,9 +376,7 @@ TEST(DevicePlan, APieceIsNotWrittenBeforeItsCopyHasPassed) {
 bool g_quiet = false;
 DriverCalls calls_of_an_upload_that_do_nothing() {
   DriverCalls calls = FakeDriver::calls();
-  calls.context_push = [](void* context) {
-    return g_quiet ? 0 : FakeCalls::context_push(context);
-  };
+  calls.context_push = [](void* context) { return g_quiet ? 0 : FakeCalls::context_push(context); };
   calls.context_pop = [](void** context) { return g_quiet ? 0 : FakeCalls::context_pop(context); };
   calls.stream_context = [](void*, void** context) {
     *context = FakeCalls::context_of(0);
