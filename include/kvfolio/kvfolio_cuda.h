@@ -330,4 +330,5 @@ KVFOLIO_C_API int32_t kvfolio_cuda_attend(
 //  - ordinal(), capability_major(), capability_minor(), num_multiprocessors() of Device: fields of
 //    kvfolio_cuda_device_info.
 //  - copy_batch() and the rest of a MemoryResource: kvfolio_memory_resource has them.
+//  - cuda_plan.h: DevicePlan, in C++ only.
 //  - cuda.hpp: all headers in one.

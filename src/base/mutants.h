@@ -59,6 +59,10 @@ enum class Mutant : std::uint8_t {
   kAnnouncesWhatIsNotAppended,
   kCopyFailureIgnored,
   kCopiesRanThoughTheyFailed,
+  // of libkvfolio_cuda
+  kDevicePlanLeavesAnEntryOut,
+  kDevicePlanReusesPinnedEarly,
+  kDevicePlanTrustsAnyList,
   // of libkvfolio_tiers
   kKeyWithoutDtype,
   kKeyWithoutAdapter,

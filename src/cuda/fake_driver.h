@@ -50,6 +50,7 @@ class FakeDriver {
   int count = 0;
   std::string last;
   std::string failed;           // the symbol of the call that fail_at made fail
+  int moves_percent = 25;       // of the looks at a stream at each call: it takes a step
   std::vector<void*> current;   // the stack of contexts
   std::map<int, int> retained;  // by device
 
@@ -108,7 +109,7 @@ class FakeDriver {
       return fail_with;
     }
     for (auto& stream : streams_) {
-      while (random_() % 4 == 0 && step(*stream)) {
+      while (static_cast<int>(random_() % 100) < moves_percent && step(*stream)) {
       }
     }
     return 0;
