@@ -621,6 +621,10 @@ typedef struct kvfolio_step_plan {
   // sequence is gone, or has another count by now.
   kvfolio_i32s rewinds;
   const uint64_t* caller_ids;  // [num_sequences] if asked for, else null; 0: it has none
+  // This plan of the manager, from 1 on, and the one that the lists of changed entries come after
+  // (UINT64_MAX: without these): kvfolio_cuda_plan_upload() compares them.
+  uint64_t number;
+  uint64_t follows;
 } kvfolio_step_plan;
 
 // Writes *out and groups[num_groups], whose struct_size the caller has set (groups are all of the

@@ -4,7 +4,7 @@
 // The C interface of libkvfolio_cuda, for C99 and C++: devices, streams, memory and kernels of
 // NVIDIA cards. Link libkvfolio_cuda and libkvfolio. The conventions are those of kvfolio.h: codes,
 // errors, structs that carry their size, 0 as the default of every option, handles, arrays.
-// cuda_device.h, cuda_memory.h and cuda_kernels.h say the rules in full.
+// cuda_device.h, cuda_memory.h, cuda_kernels.h and cuda_plan.h say the rules in full.
 //
 //   kvfolio_cuda_device* device;
 //   if (kvfolio_cuda_device_open(0, &device, &error)) puts(error.message);  // no driver, say
@@ -22,13 +22,13 @@
 // Pointers are of host memory unless a line says device memory. Structs hold pointers to device
 // memory, which C owns.
 //
-// Ends. A stream, an event, pinned memory, memory, kernels: each keeps the device that it was made
-// with, and memory keeps its kernels, so handles may be destroyed in any order, but for two. Memory
-// goes after the storages, stores and pieces that were made with it. A stream, an event, rows, a
-// plan's image or pinned memory stay until the work that uses them has passed.
+// Ends. A stream, an event, pinned memory, memory, kernels, a plan: each keeps the device that it
+// was made with, and memory and plans keep their kernels, so handles may be destroyed in any order,
+// but for two. Memory goes after the storages, stores and pieces that were made with it. A stream,
+// an event, rows, a plan's image or pinned memory stay until the work that uses them has passed.
 //
 // Thread safety: devices, kernels and memory may be used by several threads at once; calls on one
-// memory wait for each other. A stream and an event belong to one thread at a time.
+// memory wait for each other. A stream, an event and a plan belong to one thread at a time.
 
 #include "kvfolio/kvfolio.h"
 
@@ -321,6 +321,120 @@ KVFOLIO_C_API int32_t kvfolio_cuda_attend(
     const kvfolio_rows* out_rows, const kvfolio_cuda_attend_plan* plan, const void* image,
     void* workspace, void* stream, kvfolio_error* error);
 
+// ---- plans on a device -------------------------------------------------------------------------
+
+// The plan of a step in device memory (DevicePlan in cuda_plan.h, which says the rules): arrays
+// that keep their addresses, for captured graphs, and block tables that stay there, of which a step
+// sends only what changed.
+typedef struct kvfolio_cuda_plan kvfolio_cuda_plan;
+typedef struct kvfolio_cuda_plan_options {
+  uint32_t struct_size;
+  int32_t max_sequences;    // of a step, padding included: 1 to 2^20
+  int32_t max_tokens;       // of a step, padding included: 1 to 2^30
+  int32_t num_rows;         // kvfolio_num_rows(): 1 to 2^24
+  int32_t steps_in_flight;  // pieces of pinned memory, 1 to 64; 0: 2
+  int32_t pad_with_zero;    // as in kvfolio_plan_options; 1 with a null block
+  int32_t positions;        // plans have them, then
+  int32_t int64_slots;      // plans have slot_mapping_64, then
+  int32_t no_batch_tables;  // 1: no block tables in the order of the plan
+  int32_t flashinfer;       // plans have these arrays, then
+  // Entries that one upload may set, all groups together; 0: none is refused.
+  int64_t max_changed_entries;
+} kvfolio_cuda_plan_options;
+// Groups are those of the manager: block_sizes and table_strides (columns of its tables:
+// kvfolio_widest(), or a bound that the host keeps) have num_groups entries each. Waits for the
+// device. KVFOLIO_ERR_INVALID_ARGUMENT: the options. KVFOLIO_ERR_OUT_OF_MEMORY,
+// KVFOLIO_ERR_UNAVAILABLE.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_create(const kvfolio_cuda_kernels* kernels,
+                                               const kvfolio_cuda_plan_options* options,
+                                               const int32_t* block_sizes,
+                                               const int32_t* table_strides, int32_t num_groups,
+                                               kvfolio_cuda_plan** out, kvfolio_error* error);
+// Waits for copies that are under way. Kernels that read the arrays have ended before.
+KVFOLIO_C_API void kvfolio_cuda_plan_destroy(kvfolio_cuda_plan* plan);
+
+// Addresses of device memory, the same as long as the plan; null: not wanted. What is behind the
+// step's own is padding.
+typedef struct kvfolio_cuda_plan_arrays {
+  uint32_t struct_size;
+  int32_t num_groups;
+  const int32_t* query_start;      // [max_sequences + 1]
+  const int32_t* rows;             // [max_sequences]
+  const int32_t* kv_lens;          // [max_sequences]
+  const int32_t* trim_sinks;       // [max_sequences]
+  const int32_t* trim_first_kept;  // [max_sequences]
+  const int32_t* positions;        // [max_tokens]
+  const int32_t* counts;           // [2]: sequences and tokens of the step, without padding
+} kvfolio_cuda_plan_arrays;
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_get_arrays(const kvfolio_cuda_plan* plan,
+                                                   kvfolio_cuda_plan_arrays* out,
+                                                   kvfolio_error* error);
+typedef struct kvfolio_cuda_plan_group {
+  uint32_t struct_size;
+  int32_t table_stride;
+  const int32_t* slot_mapping;      // [max_tokens], or
+  const int64_t* slot_mapping_64;   // [max_tokens]
+  const int32_t* table;             // [num_rows, table_stride]: row rows[i] is the i-th sequence's
+  const int32_t* batch_table;       // [max_sequences, table_stride], in the order of the plan
+  const int32_t* kv_indptr;         // FlashInfer: [max_sequences + 1]
+  const int32_t* kv_indices;        // [max_sequences * table_stride]
+  const int32_t* kv_last_page_len;  // [max_sequences]
+  const int32_t* kv_first_live;     // [max_sequences]
+} kvfolio_cuda_plan_group;
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_get_group(const kvfolio_cuda_plan* plan, int32_t group,
+                                                  kvfolio_cuda_plan_group* out,
+                                                  kvfolio_error* error);
+KVFOLIO_C_API int64_t kvfolio_cuda_plan_device_bytes(const kvfolio_cuda_plan* plan);
+KVFOLIO_C_API int64_t kvfolio_cuda_plan_pinned_bytes(const kvfolio_cuda_plan* plan);
+
+// What kvfolio_plan() filled, with changed_entries; without block tables while
+// kvfolio_cuda_plan_needs_block_tables() says 0. Read before the call returns, which waits for
+// nothing. Nothing was started: KVFOLIO_ERR_INVALID_ARGUMENT: a plan that does not fit, or lacks an
+// array that the options want. KVFOLIO_ERR_FAILED_PRECONDITION: it is older than the last one, or
+// block tables are needed: plan the step again with these. KVFOLIO_ERR_RESOURCE_EXHAUSTED: all
+// pieces of pinned memory are on their way. KVFOLIO_ERR_UNAVAILABLE: the driver's; then rows are
+// sent whole next time.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_upload(kvfolio_cuda_plan* plan,
+                                               const kvfolio_step_plan* step,
+                                               const kvfolio_group_plan* groups, int32_t num_groups,
+                                               void* stream, kvfolio_error* error);
+// *out is 1 if that call would be refused for want of block tables, else 0.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_needs_block_tables(kvfolio_cuda_plan* plan,
+                                                           const kvfolio_step_plan* step,
+                                                           const kvfolio_group_plan* groups,
+                                                           int32_t num_groups, int32_t* out,
+                                                           kvfolio_error* error);
+// Waits until a piece of pinned memory is free.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_wait(kvfolio_cuda_plan* plan, kvfolio_error* error);
+// The two halves of an upload. A graph may have the second one in it: its kernels have the same
+// arguments each time. It runs once behind each send.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_send(kvfolio_cuda_plan* plan, const kvfolio_step_plan* step,
+                                             const kvfolio_group_plan* groups, int32_t num_groups,
+                                             void* stream, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_apply(kvfolio_cuda_plan* plan, void* stream,
+                                              kvfolio_error* error);
+// What the last upload sent (UploadInfo in cuda_plan.h).
+typedef struct kvfolio_cuda_upload_info {
+  uint32_t struct_size;
+  int32_t reserved;         // 0
+  int64_t bytes;            // of the one copy
+  int64_t changed_entries;  // from the manager's lists
+  int64_t whole_rows;       // rows of a group that were sent whole
+  int64_t whole_entries;    // the entries of these
+} kvfolio_cuda_upload_info;
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_last_upload(const kvfolio_cuda_plan* plan,
+                                                    kvfolio_cuda_upload_info* out,
+                                                    kvfolio_error* error);
+// Sends every row whole when a plan has it next: after memory of the device was lost, or before the
+// plans of another manager.
+KVFOLIO_C_API void kvfolio_cuda_plan_resend(kvfolio_cuda_plan* plan);
+// For tests: waits for the stream, reads all back and compares it with the plan that was uploaded
+// last, which has block tables. KVFOLIO_ERR_CORRUPT, with the first difference.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
+                                               const kvfolio_step_plan* step,
+                                               const kvfolio_group_plan* groups, int32_t num_groups,
+                                               void* stream, kvfolio_error* error);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif
@@ -330,5 +444,6 @@ KVFOLIO_C_API int32_t kvfolio_cuda_attend(
 //  - ordinal(), capability_major(), capability_minor(), num_multiprocessors() of Device: fields of
 //    kvfolio_cuda_device_info.
 //  - copy_batch() and the rest of a MemoryResource: kvfolio_memory_resource has them.
-//  - cuda_plan.h: DevicePlan, in C++ only.
+//  - arrays(), group() and num_groups() of DevicePlan: kvfolio_cuda_plan_get_arrays() and
+//    kvfolio_cuda_plan_get_group().
 //  - cuda.hpp: all headers in one.

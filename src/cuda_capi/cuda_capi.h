@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "capi/c_structs.h"
 #include "capi/nothing_thrown.h"
@@ -16,6 +17,7 @@
 #include "kvfolio/cuda_device.h"
 #include "kvfolio/cuda_kernels.h"
 #include "kvfolio/cuda_memory.h"
+#include "kvfolio/cuda_plan.h"
 #include "kvfolio/kvfolio_cuda.h"
 
 // ---- handles -----------------------------------------------------------------------------------
@@ -43,6 +45,12 @@ struct kvfolio_cuda_pinned {
 
 struct kvfolio_cuda_memory {
   std::unique_ptr<kvfolio::cuda::DeviceMemory> memory;
+};
+
+struct kvfolio_cuda_plan {
+  std::unique_ptr<kvfolio::cuda::DevicePlan> plan;
+  // So that no upload takes heap memory.
+  std::vector<kvfolio::GroupPlan> groups;
 };
 
 struct kvfolio_cuda_attend_plan {

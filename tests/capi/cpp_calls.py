@@ -24,7 +24,8 @@ HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_sto
 TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_", "disk_tier.h": "tier_",
                  "redis_tier.h": "tier_", "offload.h": "offload_", "snapshot.h": ""}
 # The same of kvfolio_cuda.h.
-CUDA_HEADERS = {"cuda_device.h": "cuda_device_", "cuda_memory.h": "cuda_memory_", "cuda_kernels.h": "cuda_"}
+CUDA_HEADERS = {"cuda_device.h": "cuda_device_", "cuda_memory.h": "cuda_memory_", "cuda_kernels.h": "cuda_",
+                "cuda_plan.h": "cuda_plan_"}
 # (header, C++ name): the C function of another name.
 OTHER_NAMES = {
     ("manager.h", "create"): "manager_create",

@@ -31,6 +31,9 @@ static void null_handles_are_nothing(void) {
   kvfolio_cuda_memory_deallocate(NULL, &toy, 8);
   kvfolio_cuda_memory_deallocate(toy.memory, NULL, 8);
   kvfolio_cuda_attend_plan_destroy(NULL);
+  kvfolio_cuda_plan_destroy(NULL);
+  kvfolio_cuda_plan_resend(NULL);
+  CHECK(kvfolio_cuda_plan_device_bytes(NULL) == 0 && kvfolio_cuda_plan_pinned_bytes(NULL) == 0);
   CHECK(kvfolio_cuda_device_name(NULL) == NULL && kvfolio_cuda_device_target(NULL) == NULL);
   CHECK(kvfolio_cuda_stream_handle(NULL) == NULL && kvfolio_cuda_event_handle(NULL) == NULL);
   CHECK(kvfolio_cuda_pinned_data(NULL) == NULL && kvfolio_cuda_pinned_bytes(NULL) == 0);
@@ -255,6 +258,81 @@ static void attention_is_refused_by_name(void) {
   toy_free(&toy, piece, sizeof floats);
 }
 
+static void plans_are_refused_by_name(void) {
+  ToyPlan p = toy_plan(&toy);
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  kvfolio_sequence sequence = 0;
+  MUST(kvfolio_open(p.manager, NULL, NULL, 0, NULL, 0, NULL, &sequence, NULL, &g_error));
+  toy_plan_step(&p, &sequence, 1, 0);
+  kvfolio_cuda_plan_options sizes = {
+      .struct_size = sizeof sizes, .max_sequences = 1, .max_tokens = 1, .num_rows = 1};
+  const int32_t four[1] = {4};
+  kvfolio_cuda_plan* made = NULL;
+  int32_t needs = 0;
+  BAD(kvfolio_cuda_plan_create(NULL, &sizes, four, four, 1, &made, &g_error), "kernels is null");
+  BAD(kvfolio_cuda_plan_create(toy.kernels, &sizes, four, four, 1, NULL, &g_error), "out is null");
+  BAD(kvfolio_cuda_plan_create(toy.kernels, &sizes, NULL, four, 1, &made, &g_error),
+      "block_sizes is null");
+  BAD(kvfolio_cuda_plan_create(toy.kernels, &sizes, four, NULL, 1, &made, &g_error),
+      "table_strides is null");
+  BAD(kvfolio_cuda_plan_create(toy.kernels, &sizes, four, four, 0, &made, &g_error), "groups is 0");
+  BAD(kvfolio_cuda_plan_create(toy.kernels, &sizes, four, four, -1, &made, &g_error), "-1");
+  BAD(kvfolio_cuda_plan_create(toy.kernels, &sizes, four, four, INT_MAX, &made, &g_error),
+      "allowed");
+  BAD(kvfolio_cuda_plan_create(toy.kernels, NULL, four, four, 1, &made, &g_error),
+      "max_sequences is 0");
+  CHECK(made == NULL);
+  kvfolio_cuda_plan_arrays arrays = {.struct_size = sizeof arrays};
+  kvfolio_cuda_plan_group group = {.struct_size = sizeof group};
+  kvfolio_cuda_upload_info info = {.struct_size = sizeof info};
+  BAD(kvfolio_cuda_plan_get_arrays(NULL, &arrays, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_get_group(NULL, 0, &group, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_get_group(p.plan, 1, &group, &g_error), "group is 1, allowed: 0 to 0");
+  BAD(kvfolio_cuda_plan_get_group(p.plan, -1, &group, &g_error), "group is -1");
+  BAD(kvfolio_cuda_plan_last_upload(NULL, &info, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_wait(NULL, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_apply(NULL, NULL, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_upload(NULL, &p.step, &p.group, 1, stream, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_upload(p.plan, NULL, &p.group, 1, stream, &g_error), "step is null");
+  BAD(kvfolio_cuda_plan_upload(p.plan, &p.step, NULL, 1, stream, &g_error), "groups is null");
+  BAD(kvfolio_cuda_plan_upload(p.plan, &p.step, &p.group, 0, stream, &g_error),
+      "the step has 0 groups, the plan 1");
+  BAD(kvfolio_cuda_plan_send(NULL, &p.step, &p.group, 1, stream, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_verify(NULL, &p.step, &p.group, 1, stream, &g_error), "plan is null");
+  BAD(kvfolio_cuda_plan_needs_block_tables(NULL, &p.step, &p.group, 1, &needs, &g_error),
+      "plan is null");
+  BAD(kvfolio_cuda_plan_needs_block_tables(p.plan, &p.step, &p.group, 1, NULL, &g_error),
+      "out is null");
+  kvfolio_step_plan wrong = p.step;
+  wrong.kv_lens.size = -1;
+  BAD(kvfolio_cuda_plan_upload(p.plan, &wrong, &p.group, 1, stream, &g_error),
+      "kv_lens has -1 entries");
+  wrong.kv_lens.size = 0;
+  BAD(kvfolio_cuda_plan_upload(p.plan, &wrong, &p.group, 1, stream, &g_error), "kv_lens");
+  kvfolio_group_plan no_slots = p.group;
+  no_slots.slot_mapping.size = 0;
+  BAD(kvfolio_cuda_plan_upload(p.plan, &p.step, &no_slots, 1, stream, &g_error), "slots");
+  // A caller whose struct ends before the number of a plan.
+  wrong = p.step;
+  wrong.struct_size = offsetof(kvfolio_step_plan, number);
+  BAD(kvfolio_cuda_plan_upload(p.plan, &wrong, &p.group, 1, stream, &g_error), "number 0");
+  MUST(kvfolio_cuda_plan_upload(p.plan, &p.step, &p.group, 1, stream, &g_error));
+  MUST(kvfolio_finish(p.manager, p.ticket, &g_error));
+  // A step that it was never told of: tables are needed, and a plan that has them is taken.
+  toy_plan_step(&p, &sequence, 1, 0);
+  MUST(kvfolio_finish(p.manager, p.ticket, &g_error));
+  toy_plan_step(&p, &sequence, 1, 0);
+  MUST(kvfolio_cuda_plan_needs_block_tables(p.plan, &p.step, &p.group, 1, &needs, &g_error));
+  CHECK(needs == 1);
+  refused(kvfolio_cuda_plan_upload(p.plan, &p.step, &p.group, 1, stream, &g_error),
+          KVFOLIO_ERR_FAILED_PRECONDITION, "block", __LINE__);
+  MUST(kvfolio_drop(p.manager, p.ticket, &g_error));
+  toy_plan_step(&p, &sequence, 1, 1);
+  MUST(kvfolio_cuda_plan_upload(p.plan, &p.step, &p.group, 1, stream, &g_error));
+  MUST(kvfolio_cuda_plan_verify(p.plan, &p.step, &p.group, 1, stream, &g_error));
+  toy_plan_end(&p);
+}
+
 // A kernel leaves alone what a wrong entry names, and its word says which one it was.
 static void a_wrong_entry_is_reported_by_its_word(void) {
   static const float floats[kRowFloats];
@@ -367,6 +445,7 @@ int main(void) {
   memory_is_asked_for_by_name();
   moves_are_refused_by_name();
   attention_is_refused_by_name();
+  plans_are_refused_by_name();
   a_wrong_entry_is_reported_by_its_word();
   handles_end_in_any_order();
   a_failed_copy_has_its_sentence_in_the_memory();

@@ -202,6 +202,53 @@ static void attention(kvfolio_view* device, kvfolio_view* host) {
   toy_free(&toy, there.out, sizeof got);
 }
 
+static void open_two(kvfolio_manager* manager, kvfolio_sequence* out) {
+  for (int i = 0; i < 2; ++i) {
+    MUST(kvfolio_open(manager, NULL, NULL, 0, NULL, 0, NULL, &out[i], NULL, &g_error));
+  }
+}
+
+// Steps whose tables go up whole, then entry by entry, and are there.
+static void plans(void) {
+  ToyPlan p = toy_plan(&toy);
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  CHECK(kvfolio_cuda_plan_device_bytes(p.plan) > 0 && kvfolio_cuda_plan_pinned_bytes(p.plan) > 0);
+  kvfolio_sequence sequences[2];
+  open_two(p.manager, sequences);
+  kvfolio_cuda_upload_info info = {.struct_size = sizeof info};
+  for (int i = 0; i < 6; ++i) {
+    toy_plan_step(&p, sequences, 2, 1);
+    int32_t needs = 5;
+    MUST(kvfolio_cuda_plan_needs_block_tables(p.plan, &p.step, &p.group, 1, &needs, &g_error));
+    CHECK(needs == 0);  // it has them
+    if (i % 2 == 0) {
+      MUST(kvfolio_cuda_plan_upload(p.plan, &p.step, &p.group, 1, stream, &g_error));
+    } else {
+      MUST(kvfolio_cuda_plan_send(p.plan, &p.step, &p.group, 1, stream, &g_error));
+      MUST(kvfolio_cuda_plan_apply(p.plan, stream, &g_error));
+    }
+    MUST(kvfolio_cuda_plan_verify(p.plan, &p.step, &p.group, 1, stream, &g_error));
+    MUST(kvfolio_cuda_plan_last_upload(p.plan, &info, &g_error));
+    CHECK(info.bytes > 0 && info.whole_rows == (i == 4 ? 2 : 0));
+    MUST(kvfolio_cuda_plan_wait(p.plan, &g_error));
+    MUST(kvfolio_finish(p.manager, p.ticket, &g_error));
+    if (i == 3) kvfolio_cuda_plan_resend(p.plan);
+  }
+  kvfolio_cuda_plan_arrays arrays = {.struct_size = sizeof arrays};
+  kvfolio_cuda_plan_group group = {.struct_size = sizeof group};
+  MUST(kvfolio_cuda_plan_get_arrays(p.plan, &arrays, &g_error));
+  MUST(kvfolio_cuda_plan_get_group(p.plan, 0, &group, &g_error));
+  CHECK(arrays.num_groups == 1 && arrays.positions == NULL && group.slot_mapping_64 == NULL);
+  CHECK(group.table_stride == kColumns && group.table != NULL && group.batch_table != NULL);
+  int32_t numbers[kPlanRows] = {0};
+  toy_download(&toy, numbers, arrays.counts, 8);
+  CHECK(numbers[0] == 2 && numbers[1] == 2);
+  toy_download(&toy, numbers, arrays.kv_lens, sizeof numbers);
+  CHECK(numbers[0] == 6 && numbers[1] == 6 && numbers[2] == 0 && numbers[3] == 0);
+  kvfolio_cuda_plan_destroy(p.plan);
+  kvfolio_manager_destroy(p.manager);
+}
+
 int main(void) {
   for (int i = 0; i < kTokens * kRowFloats; ++i) {
     g_k[i] = (float)(i % 23) / 8 - 1;
@@ -210,6 +257,12 @@ int main(void) {
   devices();
   MUST(kvfolio_cuda_device_open(0, &toy.device, &g_error));
   MUST(kvfolio_cuda_kernels_load(toy.device, NULL, &toy.kernels, &g_error));
+  const kvfolio_cuda_plan_options sizes = {
+      .struct_size = sizeof sizes, .max_sequences = 1, .max_tokens = 1, .num_rows = 1};
+  const int32_t one = 1;
+  kvfolio_cuda_plan* plan = NULL;
+  MUST(kvfolio_cuda_plan_create(toy.kernels, &sizes, &one, &one, 1, &plan, &g_error));
+  kvfolio_cuda_plan_destroy(plan);
   kvfolio_cuda_kernels_destroy(toy.kernels);
   kvfolio_cuda_device_destroy(toy.device);
   toy = toy_device();
@@ -229,6 +282,7 @@ int main(void) {
   move_blocks(device, host);
   toy_must_be_equal(on_device, on_host);
   attention(device, host);
+  plans();
   kvfolio_view_destroy(device);
   kvfolio_view_destroy(host);
   kvfolio_storage_destroy(on_device);

@@ -27,6 +27,9 @@ static void say(char* text, int32_t code, const char* format, ...) {
   va_end(arguments);
 }
 
+static void make_plan(void);
+static void end_plan(void);
+
 void make_subjects(void) {
   static float zeros[1024];
   toy = toy_device();
@@ -49,9 +52,11 @@ void make_subjects(void) {
                                        .q = lent + 512,
                                        .out = lent + 1024,
                                        .lse = (float*)(lent + 2048)};
+  make_plan();
 }
 
 void destroy_subjects(void) {
+  end_plan();
   toy_free(&toy, lent, 1024 * sizeof(float));
   kvfolio_view_destroy(view);
   kvfolio_storage_destroy(storage);
@@ -99,6 +104,64 @@ static void run_attention(void* given, char* text) {
   kvfolio_cuda_attend_plan_destroy(plan);
 }
 
+static ToyPlan planned;
+static kvfolio_step_plan step;
+static kvfolio_group_plan group;
+static const kvfolio_cuda_plan_options kPlan = {.struct_size = sizeof kPlan,
+                                                .max_sequences = 3,
+                                                .max_tokens = 64,
+                                                .num_rows = 5,
+                                                .steps_in_flight = 3,
+                                                .pad_with_zero = 1,
+                                                .positions = 1,
+                                                .int64_slots = 1,
+                                                .no_batch_tables = 1,
+                                                .flashinfer = 1,
+                                                .max_changed_entries = 17};
+static void run_plan(void* given, char* text) {
+  static const int32_t four[1] = {4};
+  kvfolio_cuda_plan* made = NULL;
+  const int32_t code = kvfolio_cuda_plan_create(toy.kernels, given, four, four, 1, &made, &g_error);
+  say(text, code, "%d %d", (int)kvfolio_cuda_plan_device_bytes(made),
+      (int)kvfolio_cuda_plan_pinned_bytes(made));
+  kvfolio_cuda_plan_destroy(made);
+}
+static void run_step(void* given, char* text) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  MUST(kvfolio_cuda_plan_wait(planned.plan, &g_error));
+  say(text, kvfolio_cuda_plan_upload(planned.plan, given, &group, 1, stream, &g_error), "");
+}
+static void run_group(void* given, char* text) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  MUST(kvfolio_cuda_plan_wait(planned.plan, &g_error));
+  say(text, kvfolio_cuda_plan_upload(planned.plan, &step, given, 1, stream, &g_error), "");
+}
+static void run_arrays(void* given, char* text) {
+  say(text, kvfolio_cuda_plan_get_arrays(planned.plan, given, &g_error), "");
+}
+static void run_plan_group(void* given, char* text) {
+  say(text, kvfolio_cuda_plan_get_group(planned.plan, 0, given, &g_error), "");
+}
+static void run_last(void* given, char* text) {
+  say(text, kvfolio_cuda_plan_last_upload(planned.plan, given, &g_error), "");
+}
+static const kvfolio_cuda_plan_arrays kArrays = {.struct_size = sizeof kArrays};
+static const kvfolio_cuda_plan_group kPlanGroup = {.struct_size = sizeof kPlanGroup};
+static const kvfolio_cuda_upload_info kLast = {.struct_size = sizeof kLast};
+
+static void make_plan(void) {
+  planned = toy_plan(&toy);
+  kvfolio_sequence sequence = 0;
+  MUST(kvfolio_open(planned.manager, NULL, NULL, 0, NULL, 0, NULL, &sequence, NULL, &g_error));
+  toy_plan_step(&planned, &sequence, 1, 1);
+  step = planned.step;
+  group = planned.group;
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  MUST(kvfolio_cuda_plan_upload(planned.plan, &step, &group, 1, stream, &g_error));
+}
+
+static void end_plan(void) { toy_plan_end(&planned); }
+
 static const kvfolio_cuda_device_info kInfo = {.struct_size = sizeof kInfo};
 static void run_info(void* given, char* text) {
   say(text, kvfolio_cuda_device_get_info(toy.device, given, &g_error), "");
@@ -111,6 +174,13 @@ const StructCase kStructCases[] = {
      kPointersInput, run_memory},
     {"kvfolio_cuda_attention", "plan_attend", &attention, sizeof attention, kPointersInput,
      run_attention},
+    {"kvfolio_cuda_plan_options", "plan_create", &kPlan, sizeof kPlan, kInput, run_plan},
+    {"kvfolio_step_plan", "plan_upload", &step, sizeof step, kPointersInput, run_step},
+    {"kvfolio_group_plan", "plan_upload", &group, sizeof group, kPointersInput, run_group},
+    {"kvfolio_cuda_plan_arrays", "plan_get_arrays", &kArrays, sizeof kArrays, kOutput, run_arrays},
+    {"kvfolio_cuda_plan_group", "plan_get_group", &kPlanGroup, sizeof kPlanGroup, kOutput,
+     run_plan_group},
+    {"kvfolio_cuda_upload_info", "plan_last_upload", &kLast, sizeof kLast, kOutput, run_last},
     {"kvfolio_cuda_device_info", "device_get_info", &kInfo, sizeof kInfo, kOutput, run_info},
 };
 const int kNumStructCases = sizeof kStructCases / sizeof kStructCases[0];

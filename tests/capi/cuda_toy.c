@@ -85,3 +85,36 @@ void toy_must_be_equal(const kvfolio_storage* a, const kvfolio_storage* b) {
   free(one);
   free(other);
 }
+
+ToyPlan toy_plan(const ToyDevice* device) {
+  ToyPlan toy = {.step = {.struct_size = sizeof toy.step},
+                 .group = {.struct_size = sizeof toy.group}};
+  const kvfolio_group_spec group = small_group();
+  const kvfolio_manager_options options = {.struct_size = sizeof options,
+                                           .max_sequences = kPlanRows};
+  MUST(kvfolio_manager_create(&group, 1, &options, &toy.manager, &g_error));
+  const int32_t columns = kColumns;
+  const kvfolio_cuda_plan_options sizes = {.struct_size = sizeof sizes,
+                                           .max_sequences = kPlanRows,
+                                           .max_tokens = 16,
+                                           .num_rows = kvfolio_num_rows(toy.manager)};
+  MUST(kvfolio_cuda_plan_create(device->kernels, &sizes, &group.block_size, &columns, 1, &toy.plan,
+                                &g_error));
+  return toy;
+}
+
+void toy_plan_step(ToyPlan* toy, const kvfolio_sequence* sequences, int32_t n, int block_tables) {
+  static const int32_t token = 7;
+  const kvfolio_plan_options options = {
+      .struct_size = sizeof options, .changed_entries = 1, .no_block_tables = !block_tables};
+  MUST(kvfolio_begin_step(toy->manager, 0, &toy->ticket, &g_error));
+  for (int32_t i = 0; i < n; ++i) {
+    MUST(kvfolio_append(toy->manager, sequences[i], &token, 1, 0, &g_error));
+  }
+  MUST(kvfolio_plan(toy->manager, &options, &toy->step, &toy->group, 1, &g_error));
+}
+
+void toy_plan_end(ToyPlan* toy) {
+  kvfolio_cuda_plan_destroy(toy->plan);
+  kvfolio_manager_destroy(toy->manager);
+}

@@ -35,3 +35,18 @@ void toy_download(const ToyDevice* toy, void* to, const void* from, int64_t num_
 void toy_free(const ToyDevice* toy, void* piece, int64_t num_bytes);
 // All blocks of both have the same bytes.
 void toy_must_be_equal(const kvfolio_storage* a, const kvfolio_storage* b);
+
+// ---- a plan on the device ----
+
+enum { kPlanRows = 4, kColumns = 8 };
+typedef struct {
+  kvfolio_manager* manager;
+  kvfolio_cuda_plan* plan;
+  kvfolio_ticket ticket;  // of the open step
+  kvfolio_step_plan step;
+  kvfolio_group_plan group;
+} ToyPlan;
+ToyPlan toy_plan(const ToyDevice* toy);
+// Appends a token to each sequence in a step, which stays open, and plans it.
+void toy_plan_step(ToyPlan* toy, const kvfolio_sequence* sequences, int32_t n, int block_tables);
+void toy_plan_end(ToyPlan* toy);

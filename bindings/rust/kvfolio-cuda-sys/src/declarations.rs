@@ -60,6 +60,13 @@ pub struct kvfolio_cuda_attend_plan {
     _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
 }
 
+/// A handle: only pointers to it exist.
+#[repr(C)]
+pub struct kvfolio_cuda_plan {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_cuda_device_info {
@@ -180,6 +187,154 @@ impl Default for kvfolio_cuda_attention {
     }
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_plan_options {
+    pub struct_size: u32,
+    pub max_sequences: i32,
+    pub max_tokens: i32,
+    pub num_rows: i32,
+    pub steps_in_flight: i32,
+    pub pad_with_zero: i32,
+    pub positions: i32,
+    pub int64_slots: i32,
+    pub no_batch_tables: i32,
+    pub flashinfer: i32,
+    pub max_changed_entries: i64,
+}
+
+impl kvfolio_cuda_plan_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_plan_options {
+        kvfolio_cuda_plan_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            max_sequences: 0,
+            max_tokens: 0,
+            num_rows: 0,
+            steps_in_flight: 0,
+            pad_with_zero: 0,
+            positions: 0,
+            int64_slots: 0,
+            no_batch_tables: 0,
+            flashinfer: 0,
+            max_changed_entries: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_plan_options {
+    fn default() -> kvfolio_cuda_plan_options {
+        kvfolio_cuda_plan_options::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_plan_arrays {
+    pub struct_size: u32,
+    pub num_groups: i32,
+    pub query_start: *const i32,
+    pub rows: *const i32,
+    pub kv_lens: *const i32,
+    pub trim_sinks: *const i32,
+    pub trim_first_kept: *const i32,
+    pub positions: *const i32,
+    pub counts: *const i32,
+}
+
+impl kvfolio_cuda_plan_arrays {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_plan_arrays {
+        kvfolio_cuda_plan_arrays {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_groups: 0,
+            query_start: std::ptr::null(),
+            rows: std::ptr::null(),
+            kv_lens: std::ptr::null(),
+            trim_sinks: std::ptr::null(),
+            trim_first_kept: std::ptr::null(),
+            positions: std::ptr::null(),
+            counts: std::ptr::null(),
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_plan_arrays {
+    fn default() -> kvfolio_cuda_plan_arrays {
+        kvfolio_cuda_plan_arrays::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_plan_group {
+    pub struct_size: u32,
+    pub table_stride: i32,
+    pub slot_mapping: *const i32,
+    pub slot_mapping_64: *const i64,
+    pub table: *const i32,
+    pub batch_table: *const i32,
+    pub kv_indptr: *const i32,
+    pub kv_indices: *const i32,
+    pub kv_last_page_len: *const i32,
+    pub kv_first_live: *const i32,
+}
+
+impl kvfolio_cuda_plan_group {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_plan_group {
+        kvfolio_cuda_plan_group {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            table_stride: 0,
+            slot_mapping: std::ptr::null(),
+            slot_mapping_64: std::ptr::null(),
+            table: std::ptr::null(),
+            batch_table: std::ptr::null(),
+            kv_indptr: std::ptr::null(),
+            kv_indices: std::ptr::null(),
+            kv_last_page_len: std::ptr::null(),
+            kv_first_live: std::ptr::null(),
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_plan_group {
+    fn default() -> kvfolio_cuda_plan_group {
+        kvfolio_cuda_plan_group::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_upload_info {
+    pub struct_size: u32,
+    pub reserved: i32,
+    pub bytes: i64,
+    pub changed_entries: i64,
+    pub whole_rows: i64,
+    pub whole_entries: i64,
+}
+
+impl kvfolio_cuda_upload_info {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_upload_info {
+        kvfolio_cuda_upload_info {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            bytes: 0,
+            changed_entries: 0,
+            whole_rows: 0,
+            whole_entries: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_upload_info {
+    fn default() -> kvfolio_cuda_upload_info {
+        kvfolio_cuda_upload_info::new()
+    }
+}
+
 extern "C" {
     pub fn kvfolio_cuda_abi_version() -> u32;
     pub fn kvfolio_cuda_kernel_revision() -> i32;
@@ -234,4 +389,18 @@ extern "C" {
     pub fn kvfolio_cuda_attend_plan_target(plan: *const kvfolio_cuda_attend_plan) -> *const c_char;
     pub fn kvfolio_cuda_upload(kernels: *const kvfolio_cuda_kernels, plan: *const kvfolio_cuda_attend_plan, pinned: *mut c_void, pinned_bytes: i64, image: *mut c_void, workspace: *mut c_void, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_attend(kernels: *const kvfolio_cuda_kernels, cache: *const kvfolio_view, options: *const kvfolio_attention_options, on_device: *const kvfolio_cuda_attention, num_sequences: i32, query_start: *const i32, kv_lens: *const i32, trim_sinks: *const i32, trim_first_kept: *const i32, q_rows: *const kvfolio_rows, out_rows: *const kvfolio_rows, plan: *const kvfolio_cuda_attend_plan, image: *const c_void, workspace: *mut c_void, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_create(kernels: *const kvfolio_cuda_kernels, options: *const kvfolio_cuda_plan_options, block_sizes: *const i32, table_strides: *const i32, num_groups: i32, out: *mut *mut kvfolio_cuda_plan, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_destroy(plan: *mut kvfolio_cuda_plan);
+    pub fn kvfolio_cuda_plan_get_arrays(plan: *const kvfolio_cuda_plan, out: *mut kvfolio_cuda_plan_arrays, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_get_group(plan: *const kvfolio_cuda_plan, group: i32, out: *mut kvfolio_cuda_plan_group, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_device_bytes(plan: *const kvfolio_cuda_plan) -> i64;
+    pub fn kvfolio_cuda_plan_pinned_bytes(plan: *const kvfolio_cuda_plan) -> i64;
+    pub fn kvfolio_cuda_plan_upload(plan: *mut kvfolio_cuda_plan, step: *const kvfolio_step_plan, groups: *const kvfolio_group_plan, num_groups: i32, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_needs_block_tables(plan: *mut kvfolio_cuda_plan, step: *const kvfolio_step_plan, groups: *const kvfolio_group_plan, num_groups: i32, out: *mut i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_wait(plan: *mut kvfolio_cuda_plan, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_send(plan: *mut kvfolio_cuda_plan, step: *const kvfolio_step_plan, groups: *const kvfolio_group_plan, num_groups: i32, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_apply(plan: *mut kvfolio_cuda_plan, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_last_upload(plan: *const kvfolio_cuda_plan, out: *mut kvfolio_cuda_upload_info, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_resend(plan: *mut kvfolio_cuda_plan);
+    pub fn kvfolio_cuda_plan_verify(plan: *mut kvfolio_cuda_plan, step: *const kvfolio_step_plan, groups: *const kvfolio_group_plan, num_groups: i32, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
 }
