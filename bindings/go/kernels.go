@@ -215,6 +215,20 @@ type GatherOptions struct {
 	VLayerStride int
 }
 
+func (o *GatherOptions) toC() C.kvfolio_gather_options {
+	return C.kvfolio_gather_options{
+		struct_size:    C.sizeof_kvfolio_gather_options,
+		length:         i32(o.Length),
+		first:          i32(o.First),
+		count:          i32(o.Count),
+		first_layer:    i32(o.FirstLayer),
+		num_layers:     i32(o.NumLayers),
+		first_head:     i32(o.FirstHead),
+		k_layer_stride: C.int64_t(o.KLayerStride),
+		v_layer_stride: C.int64_t(o.VLayerStride),
+	}
+}
+
 // Gather copies positions of one sequence to rows; k or v may be Rows{} and is then not written.
 func Gather(cache *View, blockTable []int32, options GatherOptions, k, v Rows) error {
 	layers := options.NumLayers
@@ -227,17 +241,7 @@ func Gather(cache *View, blockTable []int32, options GatherOptions, k, v Rows) e
 	if err := v.check("Gather", "v", layers, options.VLayerStride); err != nil {
 		return err
 	}
-	o := C.kvfolio_gather_options{
-		struct_size:    C.sizeof_kvfolio_gather_options,
-		length:         i32(options.Length),
-		first:          i32(options.First),
-		count:          i32(options.Count),
-		first_layer:    i32(options.FirstLayer),
-		num_layers:     i32(options.NumLayers),
-		first_head:     i32(options.FirstHead),
-		k_layer_stride: C.int64_t(options.KLayerStride),
-		v_layer_stride: C.int64_t(options.VLayerStride),
-	}
+	o := options.toC()
 	s := take()
 	err := cache.done(s, C.kvfolio_go_gather(cache.p(), first(blockTable),
 		C.int64_t(len(blockTable)), &o, k.data, k.toC(&s.rows[0]), v.data, v.toC(&s.rows[1]), &s.err))

@@ -7,3 +7,4 @@
 #include "kvfolio/cuda_device.h"
 #include "kvfolio/cuda_kernels.h"
 #include "kvfolio/cuda_memory.h"
+#include "kvfolio/cuda_plan.h"

@@ -621,6 +621,10 @@ typedef struct kvfolio_step_plan {
   // sequence is gone, or has another count by now.
   kvfolio_i32s rewinds;
   const uint64_t* caller_ids;  // [num_sequences] if asked for, else null; 0: it has none
+  // This plan of the manager, from 1 on, and the one that the lists of changed entries come after
+  // (UINT64_MAX: without these): kvfolio_cuda_plan_upload() compares them.
+  uint64_t number;
+  uint64_t follows;
 } kvfolio_step_plan;
 
 // Writes *out and groups[num_groups], whose struct_size the caller has set (groups are all of the
@@ -1276,6 +1280,6 @@ KVFOLIO_C_API int64_t kvfolio_block_store_describe(const kvfolio_block_store* st
 //  - metrics.h: text of Prometheus, made of numbers that are here: kvfolio_get_counters(),
 //    kvfolio_usage(), kvfolio_bytes_used(). c_handles.h gives a program in C++ the manager.
 //  - c_handles.h: from these handles to C++.
-//  - cuda_device.h, cuda_memory.h, cuda_kernels.h: libkvfolio_cuda has an interface in C++ only.
-//  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.
+//  - The calls of libkvfolio_tiers and of libkvfolio_cuda: kvfolio_tiers.h and kvfolio_cuda.h have
+//    them.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

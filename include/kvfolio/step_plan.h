@@ -113,6 +113,15 @@ struct StepPlan {
   std::span<const std::int32_t> rewinds{};
   // [num_sequences]: the callers' own names; 0 for a sequence without one. Empty unless asked for.
   std::span<const std::uint64_t> caller_ids{};
+  // Counts the plans of the manager from 1 on, this one included; those of a step that was dropped
+  // and those that another one took the place of, too.
+  std::uint64_t number = 0;
+  // With changed_entries: the number of the plan that its lists follow, which is the final one of
+  // the last committed step that had any. A table that has not got that plan lacks what it named,
+  // and no later list names it. 0: there was none, so the lists name every entry of the step's
+  // sequences.
+  static constexpr std::uint64_t kNoChanges = ~std::uint64_t{0};
+  std::uint64_t follows = kNoChanges;  // without changed_entries
 
   // The block table of the i-th sequence in a group, [block_table_stride]. Requires: block_tables,
   // `group` names a group, and 0 <= i < num_sequences.

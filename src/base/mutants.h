@@ -63,6 +63,9 @@ enum class Mutant : std::uint8_t {
   kLaterCopyIgnoresStream,
   kLaterStagingReusedEarly,
   kContextStaysCurrent,
+  kDevicePlanLeavesAnEntryOut,
+  kDevicePlanReusesPinnedEarly,
+  kDevicePlanTrustsAnyList,
   // of libkvfolio_tiers
   kKeyWithoutDtype,
   kKeyWithoutAdapter,

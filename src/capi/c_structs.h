@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What all families of both C interfaces, kvfolio.h and kvfolio_tiers.h, share: the caller's error,
-// arrays, and structs that carry their size. All functions are inline, since two libraries use
-// them. Thread safety: free functions.
+// What all families of the C interfaces, kvfolio.h, kvfolio_tiers.h and kvfolio_cuda.h, share: the
+// caller's error, arrays, and structs that carry their size. All functions are inline, since three
+// libraries use them. Thread safety: free functions.
 
 #include <algorithm>
 #include <cstddef>

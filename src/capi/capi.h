@@ -19,6 +19,7 @@
 #include "capi/c_structs.h"
 #include "capi/caller_memory.h"
 #include "capi/read_prompt.h"
+#include "capi/read_rows.h"
 #include "capi/shared_resource.h"
 #include "kvfolio/block_store.h"
 #include "kvfolio/kernels.h"
@@ -89,10 +90,6 @@ inline std::int32_t target_of(KernelTarget target) noexcept {
   return static_cast<std::int32_t>(target) + 1;
 }
 kvfolio_group_spec group_of(const GroupSpec& group) noexcept;
-Status read_rows(std::string_view call, std::string_view name, const void* data,
-                 const kvfolio_rows* rows, ConstRowsView& out);
-Status read_rows(std::string_view call, std::string_view name, void* data, const kvfolio_rows* rows,
-                 RowsView& out);
 Status read_executor(std::string_view call, const kvfolio_executor* executor, Executor& out);
 
 // Images of blocks that a caller gives.

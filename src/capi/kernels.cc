@@ -2,8 +2,6 @@
 //
 // Kernels over views and rows of the caller, and the threads that it lends.
 
-#include <cmath>
-
 #include "capi/capi.h"
 #include "kvfolio/gather_sequence.h"
 
@@ -12,71 +10,6 @@ struct kvfolio_thread_pool {
 };
 
 namespace kvfolio::capi {
-namespace {
-
-template <typename View, typename Data>
-Status rows_of(std::string_view call, std::string_view name, Data* data, const kvfolio_rows* rows,
-               View& out) {
-  if (rows == nullptr) {
-    return data == nullptr ? Status()
-                           : Status(ErrorCode::kInvalidArgument,
-                                    concat(call, ": ", name, " is given without ", name, "_rows"));
-  }
-  kvfolio_rows ours;
-  KVFOLIO_RETURN_IF_ERROR(read_struct(call, name, rows, ours));
-  out.data = data;
-  out.num_tokens = ours.num_tokens;
-  out.num_heads = ours.num_heads;
-  out.head_dim = ours.head_dim;
-  KVFOLIO_RETURN_IF_ERROR(read_dtype(call, name, ours.dtype, DType::kF32, out.dtype));
-  const bool is_dense = ours.token_stride == 0 && ours.head_stride == 0;
-  const std::int64_t row = std::int64_t{ours.head_dim} * dtype_bytes(out.dtype);
-  out.head_stride = is_dense ? row : ours.head_stride;
-  // The product of three int32 fits unless a size is absurd, which the kernel refuses.
-  out.token_stride = ours.token_stride;
-  if (is_dense && __builtin_mul_overflow(row, std::int64_t{ours.num_heads}, &out.token_stride)) {
-    return {ErrorCode::kInvalidArgument,
-            concat(call, ": ", name, " has ", ours.num_heads, " heads of ", ours.head_dim,
-                   " elements, whose bytes overflow")};
-  }
-  return {};
-}
-
-}  // namespace
-
-Status read_rows(std::string_view call, std::string_view name, const void* data,
-                 const kvfolio_rows* rows, ConstRowsView& out) {
-  return rows_of(call, name, static_cast<const std::byte*>(data), rows, out);
-}
-
-Status read_rows(std::string_view call, std::string_view name, void* data, const kvfolio_rows* rows,
-                 RowsView& out) {
-  return rows_of(call, name, static_cast<std::byte*>(data), rows, out);
-}
-
-// A window, chunks or neither; arrays by query head.
-Status read_params(std::string_view call, const KVView& cache,
-                   const kvfolio_attention_options& options, AttentionParams& out) {
-  if (options.window != 0 && options.chunk != 0) {
-    return {ErrorCode::kInvalidArgument,
-            concat(call, ": options->window is ", options.window, " and chunk ", options.chunk,
-                   ", allowed: one of them, the other 0")};
-  }
-  KVFOLIO_RETURN_IF_ERROR(
-      check_array(call, "alibi_slopes", options.alibi_slopes, options.num_alibi_slopes));
-  KVFOLIO_RETURN_IF_ERROR(
-      check_array(call, "sink_logits", options.sink_logits, options.num_sink_logits));
-  const AttentionKind kind = options.window != 0  ? AttentionKind::kSlidingWindow
-                             : options.chunk != 0 ? AttentionKind::kChunked
-                                                  : AttentionKind::kFull;
-  out = {.scale = options.scale != 0 ? options.scale : 1.0 / std::sqrt(cache.head_dim_k),
-         .causal = options.not_causal == 0,
-         .rule = {kind, options.window + options.chunk, options.num_sinks},
-         .soft_cap = options.soft_cap,
-         .alibi_slopes = span_of(options.alibi_slopes, options.num_alibi_slopes),
-         .sink_logits = span_of(options.sink_logits, options.num_sink_logits)};
-  return {};
-}
 
 Status read_slice(std::string_view call, const kvfolio_attention_options& options,
                   AttentionSlice& out) {
@@ -136,21 +69,11 @@ int32_t kvfolio_gather(const kvfolio_view* cache, const int32_t* block_table, in
                        const kvfolio_gather_options* options, void* k, const kvfolio_rows* k_rows,
                        void* v, const kvfolio_rows* v_rows, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(cache);
-  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "block_table", block_table, num_entries));
-  kvfolio_gather_options ours;
-  KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "options", options, ours));
-  GatherArgs args{.cache = cache->view,
-                  .block_table = span_of(block_table, num_entries),
-                  .length = ours.length,
-                  .first = ours.first,
-                  .count = ours.count,
-                  .first_layer = ours.first_layer,
-                  .num_layers = ours.num_layers == 0 ? 1 : ours.num_layers,
-                  .first_head = ours.first_head};
+  GatherArgs args;
+  KVFOLIO_C_RETURN_IF_ERROR(
+      read_gather(__func__, cache->view, block_table, num_entries, options, args));
   KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "k", k, k_rows, args.k));
   KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "v", v, v_rows, args.v));
-  args.k_layer_stride = ours.k_layer_stride;
-  args.v_layer_stride = ours.v_layer_stride;
   return answer(error, gather(args));
 }
 

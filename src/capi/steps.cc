@@ -55,7 +55,9 @@ kvfolio_step_plan plan_of(const StepPlan& plan) noexcept {
           .trim_first_kept = array_of(plan.trim_first_kept),
           .positions = array_of(plan.positions),
           .rewinds = array_of(plan.rewinds),
-          .caller_ids = plan.caller_ids.data()};
+          .caller_ids = plan.caller_ids.data(),
+          .number = plan.number,
+          .follows = plan.follows};
 }
 
 // `options` may be null, and of another size.

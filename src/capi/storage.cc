@@ -86,6 +86,8 @@ bool has_row(const KVView& view, std::int32_t layer, std::int32_t block, std::in
 }  // namespace
 }  // namespace kvfolio::capi
 
+const kvfolio::KVView& kvfolio::view_of(const kvfolio_view& handle) noexcept { return handle.view; }
+
 using namespace kvfolio;
 using namespace kvfolio::capi;
 

@@ -38,8 +38,10 @@ enum class MoveFamily : std::uint8_t {
   kPackBlocks,
   kUnpackBlocks,
   kScatter,
-  kRunsIn,   // from a staging buffer to memory
-  kRunsOut,  // and back
+  kRunsIn,       // from a staging buffer to memory
+  kRunsOut,      // and back
+  kPlanEntries,  // changed entries of resident tables
+  kPlanRows,     // what is made of these tables for a step
 };
 
 // Names one kernel: a template and its arguments.

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cuda/element.h"
+#include "kvfolio/spec.h"
 
 namespace kvfolio::cuda {
 
@@ -143,6 +144,34 @@ struct ScatterArgs {
   std::uint32_t count = 0;
   std::int32_t num_rows = 0;
   std::int32_t num_columns = 0;
+};
+
+// An entry of a table that stays on the device, see plan_image.h.
+struct alignas(16) ChangedEntry {
+  std::int32_t group = 0;
+  std::int32_t row = 0;
+  std::int32_t column = 0;
+  std::int32_t block = 0;
+};
+
+// What two kernels make of a plan that lies on the device. Host checks: rows, columns, and that the
+// pages of each sequence fit. Each array of a step has an entry for padding, too.
+struct PlanGroupArgs {
+  std::int32_t* table = nullptr;    // [rows, stride], resident
+  std::int32_t* batch = nullptr;    // [num_sequences, stride]; null: not wanted
+  std::int32_t* indices = nullptr;  // FlashInfer's; null: not wanted
+  const std::int32_t* indptr = nullptr;
+  const std::int32_t* first_live = nullptr;
+  std::int32_t stride = 0;
+  std::int32_t block_size = 1;
+};
+struct PlanArgs {
+  const ChangedEntry* entries = nullptr;
+  const std::int32_t* num_entries = nullptr;  // in device memory: a graph keeps these arguments
+  const std::int32_t* rows = nullptr;         // -1: padding
+  const std::int32_t* kv_lens = nullptr;
+  std::int32_t pad = -1;
+  PlanGroupArgs groups[kMaxGroups];
 };
 
 }  // namespace kvfolio::cuda

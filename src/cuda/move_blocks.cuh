@@ -152,4 +152,46 @@ __device__ __forceinline__ void scatter_entries(const ScatterArgs& a) {
   a.table[row * a.row_stride + column] = a.blocks[i];
 }
 
+// ---- the plan of a step --------------------------------------------------------------------------
+
+// The grid is the same at each step, the count is not.
+__device__ __forceinline__ void set_plan_entries(const PlanArgs& a) {
+  const std::uint32_t count = static_cast<std::uint32_t>(*a.num_entries);
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
+    const ChangedEntry entry = a.entries[i];
+    const PlanGroupArgs& group = a.groups[entry.group];
+    group.table[static_cast<long long>(entry.row) * group.stride + entry.column] = entry.block;
+  }
+}
+
+// Logical block of page j: those of the sinks first, and then those from the gap on.
+__device__ __forceinline__ std::int32_t column_of_page(std::int32_t page, std::int32_t num_sinks,
+                                                       std::int32_t first_live) {
+  return page < num_sinks ? page : first_live + page - num_sinks;
+}
+
+// blockIdx.x is the sequence, blockIdx.y the group: its row in the order of the plan, and its pages.
+__device__ __forceinline__ void make_plan_rows(const PlanArgs& a) {
+  const PlanGroupArgs& group = a.groups[blockIdx.y];
+  const std::int32_t row = a.rows[blockIdx.x], length = a.kv_lens[blockIdx.x];
+  const std::int32_t stride = group.stride;
+  const std::int32_t last = row < 0 || length == 0 ? -1 : (length - 1) / group.block_size;
+  const std::int32_t* const from = group.table + static_cast<long long>(row < 0 ? 0 : row) * stride;
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  if (group.batch != nullptr) {
+    std::int32_t* const to = group.batch + static_cast<long long>(blockIdx.x) * stride;
+    for (std::int32_t c = thread; c < stride; c += static_cast<std::int32_t>(kThreads)) {
+      to[c] = c <= last ? from[c] : a.pad;
+    }
+  }
+  if (group.indices == nullptr) return;
+  const std::int32_t begin = group.indptr[blockIdx.x];
+  const std::int32_t pages = group.indptr[blockIdx.x + 1] - begin;
+  const std::int32_t first_live = group.first_live[blockIdx.x] / group.block_size;
+  const std::int32_t num_sinks = pages - (last - first_live + 1);
+  for (std::int32_t j = thread; j < pages; j += static_cast<std::int32_t>(kThreads)) {
+    group.indices[begin + j] = from[column_of_page(j, num_sinks, first_live)];
+  }
+}
+
 }  // namespace kvfolio::cuda

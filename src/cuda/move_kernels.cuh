@@ -62,6 +62,16 @@ struct Scatter {
   static constexpr bool kMeets = false;
   __device__ static void run(const Args& a) { scatter_entries(a); }
 };
+struct PlanEntries {
+  using Args = PlanArgs;
+  static constexpr bool kMeets = false;
+  __device__ static void run(const Args& a) { set_plan_entries(a); }
+};
+struct PlanRows {
+  using Args = PlanArgs;
+  static constexpr bool kMeets = false;
+  __device__ static void run(const Args& a) { make_plan_rows(a); }
+};
 
 template <Element kElement>
 struct ElementTag {
@@ -191,6 +201,10 @@ bool with_kernel(const MoveKernel& kernel, const void* args, Start&& start) {
       return start(Runs<false>(), *static_cast<const RunsArgs*>(args));
     case MoveFamily::kScatter:
       return start(Scatter(), *static_cast<const ScatterArgs*>(args));
+    case MoveFamily::kPlanEntries:
+      return start(PlanEntries(), *static_cast<const PlanArgs*>(args));
+    case MoveFamily::kPlanRows:
+      return start(PlanRows(), *static_cast<const PlanArgs*>(args));
     default:
       return with_blocks_kernel(kernel, *static_cast<const BlocksArgs*>(args), start);
   }

@@ -45,6 +45,10 @@ std::string_view name_of(MoveFamily family) {
       return "runs_in";
     case MoveFamily::kRunsOut:
       return "runs_out";
+    case MoveFamily::kPlanEntries:
+      return "plan_entries";
+    case MoveFamily::kPlanRows:
+      return "plan_rows";
   }
   return "";
 }
@@ -90,8 +94,8 @@ std::vector<MoveKernel> all_move_kernels() {
       all.push_back({family, Element::kF32, Element::kF32, wide, false});
     }
   }
-  for (const MoveFamily family :
-       {MoveFamily::kScatter, MoveFamily::kRunsIn, MoveFamily::kRunsOut}) {
+  for (const MoveFamily family : {MoveFamily::kScatter, MoveFamily::kRunsIn, MoveFamily::kRunsOut,
+                                  MoveFamily::kPlanEntries, MoveFamily::kPlanRows}) {
     all.push_back({.family = family});
   }
   return all;

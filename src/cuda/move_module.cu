@@ -56,5 +56,7 @@ KVFOLIO_BLOCKS(unpack, kUnpack)
 KVFOLIO_KERNEL(kvfolio_scatter, Scatter)
 KVFOLIO_KERNEL(kvfolio_runs_in, Runs<true>)
 KVFOLIO_KERNEL(kvfolio_runs_out, Runs<false>)
+KVFOLIO_KERNEL(kvfolio_plan_entries, PlanEntries)
+KVFOLIO_KERNEL(kvfolio_plan_rows, PlanRows)
 
 }  // namespace kvfolio::cuda

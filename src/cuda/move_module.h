@@ -35,7 +35,7 @@ class MoveModule {
   [[nodiscard]] void* function(const MoveKernel& kernel) const noexcept;
 
  private:
-  static constexpr std::size_t kFunctions = 11 * 5 * 5 * 2 * 2;
+  static constexpr std::size_t kFunctions = 13 * 5 * 5 * 2 * 2;
   explicit MoveModule(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
   std::shared_ptr<Device> device_;

@@ -36,6 +36,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan_open_step(const PlanOptions& 
   }
   KVFOLIO_RETURN_IF_ERROR(writer.reserve(options));
   writer.write(options);
+  steps_.note_plan(options.changed_entries);
   return &step.plan;
 }
 
@@ -52,6 +53,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan_shaped(const PlanOptions& opt
   if (given == 0) KVFOLIO_RETURN_IF_ERROR(writer.reserve(*layout));
   writer.write(options, *layout,
                given == 0 ? nullptr : reinterpret_cast<std::int32_t*>(options.memory.data()));
+  steps_.note_plan(options.changed_entries);
   return &steps_.open().plan;
 }
 

@@ -63,6 +63,7 @@ Step& StepLog::commit() noexcept {
   KVFOLIO_DCHECK(open_ >= 0);
   Step& step = at(open_);
   last_committed_ = step.ticket;
+  if (step.planned_changes) last_changes_ = step.plan.number;
   in_flight_.push_back(open_);
   open_ = -1;
   return step;
@@ -136,7 +137,8 @@ void copy_step(Step& step, const Step& other) noexcept {
 }  // namespace
 
 void StepLog::copy_from(const StepLog& other) noexcept {
-  const auto& [steps, free, in_flight, ended, open, last_ticket, last_committed] = other;
+  const auto& [steps, free, in_flight, ended, open, last_ticket, last_committed, num_plans,
+               last_changes] = other;
   for (std::size_t i = 0; i < steps.size(); ++i) copy_step(steps_[i], steps[i]);
   free_ = free;
   in_flight_ = in_flight;
@@ -144,6 +146,7 @@ void StepLog::copy_from(const StepLog& other) noexcept {
   open_ = open;
   last_ticket_ = last_ticket;
   last_committed_ = last_committed;
+  last_changes_ = 0;  // no engine has seen a plan of these tables (Tables::copy_from())
 }
 
 MemoryUse StepLog::memory() const noexcept {

@@ -154,6 +154,13 @@ class StepLog {
   Step& commit() noexcept;
   void drop() noexcept;
 
+  // The plan of the open step was written, with the changed entries or without.
+  void note_plan(bool changed_entries) noexcept {
+    StepPlan& plan = open().plan;
+    plan.number = ++num_plans_;
+    plan.follows = changed_entries ? last_changes_ : StepPlan::kNoChanges;
+  }
+
   // The ticket names the open step.
   [[nodiscard]] Status check_open(Ticket ticket, std::string_view what) const;
   // No step is open or in flight: a device may still write to the blocks of one that is not
@@ -192,8 +199,8 @@ class StepLog {
     return in_flight_.empty() ? last_committed_ + 1 : at(in_flight_.front()).ticket;
   }
 
-  // Becomes an equal of `other` but for the arrays of plans: steps are planned anew. Requires:
-  // allocated alike.
+  // Becomes an equal of `other` but for plans: steps are planned anew, and their numbers go on from
+  // the last one here. Requires: allocated alike.
   void copy_from(const StepLog& other) noexcept;
   [[nodiscard]] MemoryUse memory() const noexcept;
   [[nodiscard]] Status check() const;
@@ -212,6 +219,8 @@ class StepLog {
   std::int32_t open_ = -1;
   std::uint64_t last_ticket_ = 0;
   std::uint64_t last_committed_ = 0;
+  std::uint64_t num_plans_ = 0;
+  std::uint64_t last_changes_ = 0;  // StepPlan::number of the plan that later lists follow; 0: none
 };
 
 }  // namespace kvfolio

@@ -75,6 +75,34 @@ TEST(StepLog, AnEntryIsFoundByItsRowWhereTokensWaitForNames) {
   EXPECT_EQ(step.latest_entry(1), -1);
 }
 
+TEST(StepLog, ListsFollowTheFinalPlanOfTheLastCommittedStepThatHadSome) {
+  StepLog log = make_log(3);
+  const auto plan = [&](bool changes) {
+    log.note_plan(changes);
+    log.open().planned_changes = changes;
+    return log.open().plan.follows;
+  };
+  log.begin();
+  EXPECT_EQ(plan(true), 0u);
+  EXPECT_EQ(plan(true), 0u);  // the second plan of the step is the one that counts
+  EXPECT_EQ(log.open().plan.number, 2u);
+  log.commit();
+  log.begin();
+  EXPECT_EQ(plan(true), 2u);
+  log.drop();
+  log.begin();
+  EXPECT_EQ(plan(false), StepPlan::kNoChanges);
+  log.commit();
+  log.begin();
+  EXPECT_EQ(plan(true), 2u);
+  EXPECT_EQ(log.open().plan.number, 5u);
+  log.open().planned_changes = false;  // an undo() since
+  log.commit();
+  log.end(0, 3);
+  log.begin();
+  EXPECT_EQ(plan(true), 2u);
+}
+
 TEST(StepLog, ACopyHasTheSameStepsAndNoPlans) {
   StepLog log = make_log(2);
   log.begin();
@@ -93,6 +121,9 @@ TEST(StepLog, ACopyHasTheSameStepsAndNoPlans) {
   EXPECT_EQ(copy.open().change(0, 1).source, 7);
   EXPECT_EQ(copy.open().change(0, 0).source, -1);
   EXPECT_EQ(copy.open().plan.num_tokens, 0);
+  EXPECT_EQ(copy.open().plan.number, 0u);
+  copy.note_plan(true);
+  EXPECT_EQ(copy.open().plan.follows, 0u);  // no engine has seen a plan of the copy
   EXPECT_TRUE(copy.check().ok());
   copy.drop();
   EXPECT_TRUE(log.is_open());

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +16,7 @@
 
 #include "capi/c_structs.h"
 #include "capi/caller_memory.h"
+#include "capi/nothing_thrown.h"
 #include "capi/read_prompt.h"
 #include "kvfolio/arena_tier.h"
 #include "kvfolio/c_handles.h"
@@ -79,21 +79,6 @@ struct kvfolio_restored {
 };
 
 namespace kvfolio::capi {
-
-// Stands at the head of each function of C that may take heap memory, if only for the sentence of
-// an error: an exception (there is no memory) ends the program here and does not go on into C.
-class NothingThrown {
- public:
-  NothingThrown() noexcept : before_(std::uncaught_exceptions()) {}
-  NothingThrown(const NothingThrown&) = delete;
-  NothingThrown& operator=(const NothingThrown&) = delete;
-  ~NothingThrown() {
-    if (std::uncaught_exceptions() > before_) std::terminate();
-  }
-
- private:
-  int before_;
-};
 
 // The views last as long as the caller's bytes.
 Status read_text(std::string_view call, std::string_view name, const kvfolio_text& text,

@@ -309,6 +309,32 @@ TEST(Plan, ChangedEntriesOfAPlanThatWasReplacedComeAgain) {
   must(e.manager.drop(t));
 }
 
+// So an engine that has not got that plan knows that its table lacks what it named.
+TEST(Plan, SaysWhichPlanItsChangedEntriesFollow) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.open({}).sequence;
+  const auto step = [&](bool changed, bool commits) {
+    const Ticket t = must(e.manager.begin_step());
+    must(e.manager.append(s, Tokens{1}));
+    const StepPlan& plan = *must(e.manager.plan({.changed_entries = changed}));
+    const std::pair<std::uint64_t, std::uint64_t> numbers{plan.number, plan.follows};
+    must(commits ? e.manager.finish(t) : e.manager.drop(t));
+    return numbers;
+  };
+  EXPECT_EQ(step(true, true), std::pair(std::uint64_t{1}, std::uint64_t{0}));
+  EXPECT_EQ(step(true, false), std::pair(std::uint64_t{2}, std::uint64_t{1}));
+  EXPECT_EQ(step(false, true), std::pair(std::uint64_t{3}, StepPlan::kNoChanges));
+  EXPECT_EQ(step(true, true), std::pair(std::uint64_t{4}, std::uint64_t{1}));
+  EXPECT_EQ(step(true, true), std::pair(std::uint64_t{5}, std::uint64_t{4}));
+  // A plan of fixed shapes counts, too.
+  const Ticket t = must(e.manager.begin_step());
+  const StepPlan& shaped =
+      *must(e.manager.plan({.changed_entries = true, .padded_sequences = 2, .padded_tokens = 2}));
+  EXPECT_EQ(shaped.number, 6u);
+  EXPECT_EQ(shaped.follows, 5u);
+  must(e.manager.drop(t));
+}
+
 // A step that failed may have died before it put them where the device reads.
 TEST(Plan, ChangedEntriesOfAStepThatFailedComeAgain) {
   Engine e({full_group(4, 16)});

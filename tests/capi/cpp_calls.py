@@ -5,7 +5,7 @@
 A call of KVCacheManager is kvfolio_NAME() in C; one of KVStorage, TokenStore, ThreadPool, Identity,
 Tier and Offload has the name of its class before it; kernels and free functions are kvfolio_NAME().
 OTHER_NAMES lists the rest. Headers that a foot names as a whole are not read. --list prints all.
-kvfolio.h has the calls of libkvfolio, kvfolio_tiers.h those of libkvfolio_tiers.
+kvfolio.h has the calls of libkvfolio, kvfolio_tiers.h and kvfolio_cuda.h those of the libraries of their names.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_sto
 # The same of kvfolio_tiers.h.
 TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_", "disk_tier.h": "tier_",
                  "redis_tier.h": "tier_", "offload.h": "offload_", "snapshot.h": ""}
+# The same of kvfolio_cuda.h.
+CUDA_HEADERS = {"cuda_device.h": "cuda_device_", "cuda_memory.h": "cuda_memory_", "cuda_kernels.h": "cuda_",
+                "cuda_plan.h": "cuda_plan_"}
 # (header, C++ name): the C function of another name.
 OTHER_NAMES = {
     ("manager.h", "create"): "manager_create",
@@ -56,6 +59,22 @@ OTHER_NAMES = {
     ("offload.h", "counters"): "offload_get_counters",
     ("offload.h", "tier_counters"): "offload_get_tier_counters",
     ("offload.h", "to_string"): "load_end_name",
+    ("cuda_device.h", "available"): "cuda_available",
+    ("cuda_device.h", "num_devices"): "cuda_num_devices",
+    ("cuda_device.h", "create"): "cuda_stream_create",
+    ("cuda_device.h", "done"): "cuda_stream_done",
+    ("cuda_device.h", "handle"): "cuda_stream_handle",
+    ("cuda_device.h", "hold_back"): "cuda_event_hold_back",
+    ("cuda_device.h", "passed"): "cuda_event_passed",
+    ("cuda_device.h", "record"): "cuda_event_record",
+    ("cuda_memory.h", "allocate"): "cuda_pinned_allocate",
+    ("cuda_memory.h", "bytes"): "cuda_pinned_bytes",
+    ("cuda_memory.h", "data"): "cuda_pinned_data",
+    ("cuda_kernels.h", "load"): "cuda_kernels_load",
+    ("cuda_kernels.h", "image"): "cuda_attend_plan_image",
+    ("cuda_kernels.h", "target"): "cuda_attend_plan_target",
+    ("cuda_kernels.h", "workspace_bytes"): "cuda_attend_plan_workspace_bytes",
+    ("cuda_kernels.h", "zeroed_bytes"): "cuda_attend_plan_zeroed_bytes",
     ("view.h", "k_at"): "view_k",
     ("view.h", "v_at"): "view_v",
     ("view.h", "k_scale_at"): "view_k_scale",
@@ -108,19 +127,22 @@ def main() -> None:
     missing: list[str] = []
     count, in_c, foot = check(include, "kvfolio.h", HEADERS, missing)
     tiers_count, in_tiers, tiers_foot = check(include, "kvfolio_tiers.h", TIERS_HEADERS, missing)
+    cuda_count, in_cuda, cuda_foot = check(include, "kvfolio_cuda.h", CUDA_HEADERS, missing)
     for (name, call), other in OTHER_NAMES.items():
-        if other not in (in_tiers if name in TIERS_HEADERS else in_c):
+        if other not in (in_tiers if name in TIERS_HEADERS else in_cuda if name in CUDA_HEADERS else in_c):
             missing.append(f"kvfolio_{other}(), which this script takes for {name}: {call}()")
     unread = {path.name for path in include.glob("kvfolio/*.h")} - set(HEADERS) - set(TIERS_HEADERS)
-    feet = foot + tiers_foot
+    unread -= set(CUDA_HEADERS)
+    feet = foot + tiers_foot + cuda_foot
     explained = set(re.findall(r"\w+", feet))
-    for name in sorted(unread - {"kvfolio.h", "kvfolio_tiers.h"}):
+    for name in sorted(unread - {"kvfolio.h", "kvfolio_tiers.h", "kvfolio_cuda.h"}):
         part = "".join(word.capitalize() for word in name.removesuffix(".h").split("_"))
         if part not in explained and name not in feet:
             missing.append(f"{name}: neither read by this script nor named at a header's foot")
     if missing:
         sys.exit("no C function:\n  " + "\n  ".join(missing))
-    print(f"{count} public C++ calls of libkvfolio, {tiers_count} of libkvfolio_tiers")
+    print(f"{count} public C++ calls of libkvfolio, {tiers_count} of libkvfolio_tiers, "
+          f"{cuda_count} of libkvfolio_cuda")
 
 
 if __name__ == "__main__":

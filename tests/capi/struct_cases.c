@@ -381,7 +381,14 @@ static void give_group_plan(void* out, char* text) {
   say(text, kvfolio_plan(manager, &kPlan, &plan, out, 1, &g_error), "");
 }
 static void give_plan(void* out, char* text) {
-  say(text, kvfolio_plan(manager, &kPlan, out, NULL, 0, &g_error), "");
+  const int32_t code = kvfolio_plan(manager, &kPlan, out, NULL, 0, &g_error);
+  say(text, code, "");
+  // Each call makes another plan.
+  const uint32_t size = *(const uint32_t*)out;
+  const size_t at = offsetof(kvfolio_step_plan, number);
+  if (code == 0 && size > at) {
+    memset((char*)out + at, 0, size - at < 8 ? size - at : 8);
+  }
 }
 static void give_info(void* out, char* text) {
   say(text, kvfolio_info(manager, sequence, out, &g_error), "");

@@ -15,6 +15,7 @@
 #include "cuda/move_block_cases.h"
 #include "cuda/move_cases.h"
 #include "cuda/move_module.h"
+#include "kvfolio/cuda_plan.h"
 #include "move_image.h"
 #include "move_timing.h"
 
@@ -591,6 +592,103 @@ void time_entries(Report& report, int rounds) {
   }
 }
 
+// What a decode step of 1,024 sequences at 8,192 tokens sends, in blocks of 16: 64 of them begin a
+// block. A long memset stands in front, so that the stream does not wait for the host.
+class DecodeSteps {
+ public:
+  static constexpr std::int32_t kSequences = 1024, kTokens = 8192, kBlockSize = 16, kColumns = 520;
+
+  DecodeSteps() {
+    for (std::int32_t i = 0; i < kSequences; ++i) {
+      start_.push_back(i);
+      rows_.push_back(i);
+      lens_.push_back(kTokens + i % kBlockSize);
+      slots_.push_back((i * kColumns + kTokens / kBlockSize) * kBlockSize + i % kBlockSize);
+      sequences_.emplace_back(static_cast<std::uint64_t>(i) + 1);
+      if (i % kBlockSize != 0) continue;
+      changed_rows_.push_back(i);
+      changed_columns_.push_back(kTokens / kBlockSize);
+      changed_blocks_.push_back(i * kColumns + kTokens / kBlockSize);
+    }
+    start_.push_back(kSequences);
+    zeros_.assign(kSequences, 0);
+    group_ = {.slot_mapping = slots_,
+              .changed_rows = changed_rows_,
+              .changed_columns = changed_columns_,
+              .changed_blocks = changed_blocks_};
+  }
+  StepPlan next() {
+    ++number_;
+    return {.num_tokens = kSequences,
+            .sequences = sequences_,
+            .rows = rows_,
+            .query_start = start_,
+            .kv_lens = lens_,
+            .trim_sinks = zeros_,
+            .trim_first_kept = zeros_,
+            .groups = {&group_, 1},
+            .number = number_,
+            .follows = number_ - 1};
+  }
+
+ private:
+  std::vector<std::int32_t> start_, rows_, lens_, slots_, zeros_;
+  std::vector<std::int32_t> changed_rows_, changed_columns_, changed_blocks_;
+  std::vector<SequenceId> sequences_;
+  GroupPlan group_;
+  std::uint64_t number_ = 0;
+};
+
+void time_plans(Report& report, int rounds) {
+  Result<std::shared_ptr<Device>> device = Device::open(0);
+  if (!device) throw std::runtime_error(device.error().message());
+  Result<std::shared_ptr<Kernels>> kernels = Kernels::load(*device);
+  if (!kernels) throw std::runtime_error(kernels.error().message());
+  Pool pool;
+  std::byte* const scratch = pool.device(256e6);
+  cudaStream_t stream;
+  cudaEvent_t before, after;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  check(cudaEventCreate(&before), "event");
+  check(cudaEventCreate(&after), "event");
+  for (const bool batch : {false, true}) {
+    const DevicePlanGroup group{.block_size = DecodeSteps::kBlockSize,
+                                .table_stride = DecodeSteps::kColumns};
+    auto plan = DevicePlan::create(*kernels, {.max_sequences = DecodeSteps::kSequences,
+                                              .max_tokens = DecodeSteps::kSequences,
+                                              .num_rows = DecodeSteps::kSequences,
+                                              .groups = {&group, 1},
+                                              .batch_tables = batch});
+    if (!plan) throw std::runtime_error(plan.error().message());
+    DecodeSteps steps;
+    std::vector<double> us, host_us;
+    for (int round = -3; round < 10 * rounds; ++round) {
+      const StepPlan step = steps.next();
+      check(cudaMemsetAsync(scratch, 0, 256'000'000, stream), "memset");
+      check(cudaEventRecord(before, stream), "event");
+      const auto start = Clock::now();
+      check((*plan)->upload(step, stream), "upload");
+      host_us.push_back(since(start) * 1e6);
+      check(cudaEventRecord(after, stream), "event");
+      check(cudaEventSynchronize(after), "upload");
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, before, after), "event");
+      if (round >= 0) us.push_back(static_cast<double>(ms) * 1e3);
+    }
+    const std::string name =
+        concat("plan of 1,024 sequences, ", batch ? "with batch tables" : "resident tables alone");
+    const std::int64_t ns = static_cast<std::int64_t>(median(us) * 1000);
+    report.line(concat(name, ": ", (*plan)->last_upload().bytes, " bytes, ", ns,
+                       " ns on the stream (floor 15000), ",
+                       static_cast<std::int64_t>(median(host_us) * 1000), " ns of the host"));
+    report.add(concat("{\"plan\": \"", name, "\", \"bytes\": ", (*plan)->last_upload().bytes,
+                      ", \"ns\": ", ns, "}"));
+  }
+  cudaEventDestroy(before);
+  cudaEventDestroy(after);
+  cudaStreamDestroy(stream);
+}
+
 // A storage in DeviceMemory, through the driver that this machine has: images in, blocks copied,
 // images out, beside a storage of the host; then how fast bytes come and go.
 void run_driver(Report& report, bool with_kernels) {
@@ -799,6 +897,7 @@ int run(double seconds) {
   };
   part("conversions", [&] { run_conversions(report); });
   part("entries", [&] { time_entries(report, 15); });
+  part("plans", [&] { time_plans(report, 15); });
   part("rows 8192", [&] { time_rows(report, 8192, 15); });
   part("rows 256", [&] { time_rows(report, 256, 15); });
   part("blocks", [&] { time_blocks(report, 9); });

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "kvfolio/cuda.hpp"
+#include "kvfolio/manager.h"
 #include "kvfolio/storage.h"
 
 namespace {
@@ -33,6 +34,15 @@ Status run_step(cuda::Kernels& kernels, const Step& step) {
   return cuda::attend(kernels, step.call, *plan, step.image, step.workspace, stream);
 }
 
+// The arrays of the open step, where a graph reads them.
+Status send_plan(KVCacheManager& manager, cuda::DevicePlan& device_plan, void* stream) {
+  Result<const StepPlan*> plan = manager.plan({.block_tables = false, .changed_entries = true});
+  if (plan && device_plan.needs_block_tables(**plan))
+    plan = manager.plan({.changed_entries = true});
+  if (!plan) return plan.error();
+  return device_plan.upload(**plan, stream);  // one copy and two kernels
+}
+
 // A cache on the device, and one empty step over it.
 Status run(const CacheSpec& spec) {
   Result<std::shared_ptr<cuda::Device>> device = cuda::Device::open(0);
@@ -43,6 +53,19 @@ Status run(const CacheSpec& spec) {
   if (!memory) return memory.error();
   auto storage = KVStorage::create(spec, memory->get());
   if (!storage) return storage.error();
+  Result<KVCacheManager> manager = KVCacheManager::create(spec);
+  if (!manager) return manager.error();
+  const cuda::DevicePlanGroup group{.block_size = 16, .table_stride = 4};
+  auto device_plan = cuda::DevicePlan::create(*kernels, {.max_sequences = 1,
+                                                         .max_tokens = 1,
+                                                         .num_rows = manager->num_rows(),
+                                                         .groups = {&group, 1}});
+  if (!device_plan) return device_plan.error();
+  Result<Ticket> ticket = manager->begin_step();
+  if (!ticket) return ticket.error();
+  KVFOLIO_RETURN_IF_ERROR(send_plan(*manager, **device_plan, nullptr));
+  KVFOLIO_RETURN_IF_ERROR((*device_plan)->wait());
+  KVFOLIO_RETURN_IF_ERROR(manager->drop(*ticket));
   Step step{};
   step.call.cache = *storage->view(GroupId(0));
   return run_step(**kernels, step);

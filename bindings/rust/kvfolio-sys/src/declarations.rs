@@ -833,6 +833,8 @@ pub struct kvfolio_step_plan {
     pub positions: kvfolio_i32s,
     pub rewinds: kvfolio_i32s,
     pub caller_ids: *const u64,
+    pub number: u64,
+    pub follows: u64,
 }
 
 impl kvfolio_step_plan {
@@ -852,6 +854,8 @@ impl kvfolio_step_plan {
             positions: kvfolio_i32s::new(),
             rewinds: kvfolio_i32s::new(),
             caller_ids: std::ptr::null(),
+            number: 0,
+            follows: 0,
         }
     }
 }

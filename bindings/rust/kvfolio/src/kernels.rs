@@ -44,6 +44,24 @@ pub struct GatherOptions {
     pub v_layer_stride: usize,
 }
 
+impl GatherOptions {
+    pub(crate) fn to_c(self) -> sys::kvfolio_gather_options {
+        let stride = |n: usize| i64::try_from(n).unwrap_or(-1);
+        sys::kvfolio_gather_options {
+            struct_size: size_of::<sys::kvfolio_gather_options>() as u32,
+            length: self.length,
+            first: self.first,
+            count: self.count,
+            first_layer: self.first_layer,
+            num_layers: self.num_layers,
+            first_head: self.first_head,
+            reserved: 0,
+            k_layer_stride: stride(self.k_layer_stride),
+            v_layer_stride: stride(self.v_layer_stride),
+        }
+    }
+}
+
 /// A ragged batch of n sequences. [`PlanArrays::batch`](crate::PlanArrays::batch) gives that of a
 /// plan.
 #[derive(Clone, Copy, Debug, Default)]
@@ -211,7 +229,7 @@ impl AttentionOptions<'_> {
         Ok(AttentionOptions { window, num_sinks, ..AttentionOptions::default() })
     }
 
-    fn to_c(self) -> sys::kvfolio_attention_options {
+    pub(crate) fn to_c(self) -> sys::kvfolio_attention_options {
         sys::kvfolio_attention_options {
             struct_size: size_of::<sys::kvfolio_attention_options>() as u32,
             layer: self.layer,
@@ -344,19 +362,7 @@ impl View<'_> {
                 rows.check_layers(name, layers, stride)?;
             }
         }
-        let stride = |n: usize| i64::try_from(n).unwrap_or(-1);
-        let c = sys::kvfolio_gather_options {
-            struct_size: size_of::<sys::kvfolio_gather_options>() as u32,
-            length: options.length,
-            first: options.first,
-            count: options.count,
-            first_layer: options.first_layer,
-            num_layers: options.num_layers,
-            first_head: options.first_head,
-            reserved: 0,
-            k_layer_stride: stride(options.k_layer_stride),
-            v_layer_stride: stride(options.v_layer_stride),
-        };
+        let c = options.to_c();
         let (k, k_rows) = or_null_mut(k.as_ref());
         let (v, v_rows) = or_null_mut(v.as_ref());
         call(|error| unsafe {

@@ -38,7 +38,8 @@
 //!   threads that are lent ([`Executor`]) are `unsafe` to give: C relies on what they promise.
 //! - An [`OpLog`] belongs to the cache that records to it, until [`Manager::record`] gives it back.
 //! - Host memory and other tiers below the cache, save and restore are the module `tiers`, behind the
-//!   feature of that name, which links a second library.
+//!   feature of that name, which links a second library. Memory and kernels of NVIDIA cards are the
+//!   module `cuda`, in the same way.
 //!
 //! - Ids ([`Sequence`], [`Pin`], [`Load`], [`Hold`], [`Ticket`]) borrow nothing. Each call checks them.
 //!
@@ -70,6 +71,8 @@
 mod mirror;
 
 mod block_store;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod ids;
 mod kernels;

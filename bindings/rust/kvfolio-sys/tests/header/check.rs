@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of both -sys crates include: the declarations are those of the header, as far as the
+// What the tests of the -sys crates include: the declarations are those of the header, as far as the
 // C compiler can tell. It compiles a program that includes the header, declares every function again
 // with Rust's types, and asserts Rust's layouts and constants. The file that includes this one has
 // DECLARATIONS (the text), BELOW (that of the crate below it), HEADER (its path under include) and

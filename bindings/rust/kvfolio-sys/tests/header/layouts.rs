@@ -24,7 +24,7 @@ layouts! {
     kvfolio_plan_options: struct_size pad_with_zero no_block_tables changed_entries flashinfer shared_prefixes positions caller_ids table_stride padded_sequences padded_tokens memory memory_bytes int64_slots reserved;
     kvfolio_shared_prefix: first_sequence num_sequences num_blocks;
     kvfolio_group_plan: struct_size block_table_stride slot_mapping block_table kv_indptr kv_indices kv_last_page_len copy_src copy_dst changed_rows changed_columns changed_blocks shared_prefixes num_shared_prefixes kv_first_live slot_mapping_64;
-    kvfolio_step_plan: struct_size num_tokens ticket sequences num_sequences rows query_start kv_lens trim_sinks trim_first_kept positions rewinds caller_ids;
+    kvfolio_step_plan: struct_size num_tokens ticket sequences num_sequences rows query_start kv_lens trim_sinks trim_first_kept positions rewinds caller_ids number follows;
     kvfolio_ended: sequence caller_id has_caller_id reserved;
     kvfolio_load: struct_size reserved id begin end;
     kvfolio_findable_block: group block end reserved serial;

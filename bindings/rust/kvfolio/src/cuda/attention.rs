@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SAFETY of every call here: a handle lives as long as its value; addresses of the device are as each
+// function requires; slices are passed with their lengths.
+
+use super::memory::to_i64;
+use super::{sys, DeviceBuffer, DeviceRows, Kernels, PinnedBuffer, RawStream};
+use crate::error::{call, constant, invalid};
+use crate::spec::count;
+use crate::{sys as core, AttentionOptions, Result, View};
+use std::ptr::{null, null_mut, NonNull};
+
+/// One layer of a batch of n sequences. Lengths are told twice: on the host, where the work is cut, and
+/// the same numbers in the memory of the device, for the kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceAttention<'a> {
+    /// Layer, scale, window and so on. Not of a device: a target, a slice, slices of slopes and logits.
+    pub options: AttentionOptions<'a>,
+    /// `[n + 1]`.
+    pub query_start: &'a [i32],
+    /// `[n]`.
+    pub kv_lens: &'a [i32],
+    /// `[n]`, or both empty.
+    pub trim_sinks: &'a [i32],
+    /// See `trim_sinks`.
+    pub trim_first_kept: &'a [i32],
+    /// On the device: `[n, block_table_stride]`. Trusted: entries that rows see are blocks.
+    pub block_table: *const i32,
+    /// Entries of the table of each sequence.
+    pub block_table_stride: i32,
+    /// On the device: `query_start`, `kv_lens`, `trim_sinks` and `trim_first_kept`; the last two are null
+    /// without trims.
+    pub lengths: [*const i32; 4],
+    /// On the device: a slope for each query head; null: none.
+    pub alibi_slopes: *const f32,
+    /// On the device: a logit for each query head; null: none.
+    pub sink_logits: *const f32,
+    /// `[query_start[n], q heads, head_dim_k]`, aligned to 16 bytes.
+    pub q: DeviceRows,
+    /// `[query_start[n], q heads, head_dim_v]`, aligned to 16 bytes.
+    pub out: DeviceRows,
+    /// On the device: `[query_start[n], q heads]`; null: not wanted.
+    pub lse: *mut f32,
+}
+
+impl<'a> DeviceAttention<'a> {
+    /// Without trims, slopes, logits and lse; `lengths` are `query_start` and `kv_lens` on the device.
+    pub fn new(
+        query_start: &'a [i32],
+        kv_lens: &'a [i32],
+        lengths: [*const i32; 2],
+        block_table: *const i32,
+        block_table_stride: i32,
+        q: DeviceRows,
+        out: DeviceRows,
+    ) -> DeviceAttention<'a> {
+        DeviceAttention {
+            options: AttentionOptions::default(),
+            query_start,
+            kv_lens,
+            trim_sinks: &[],
+            trim_first_kept: &[],
+            block_table,
+            block_table_stride,
+            lengths: [lengths[0], lengths[1], null(), null()],
+            alibi_slopes: null(),
+            sink_logits: null(),
+            q,
+            out,
+            lse: null_mut(),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let n = self.kv_lens.len();
+        if self.query_start.len() != n + 1 {
+            let have = self.query_start.len();
+            return invalid(format!("query_start has {have} entries, allowed: {}", n + 1));
+        }
+        let trims = [self.trim_sinks.len(), self.trim_first_kept.len()];
+        if trims != [n, n] && trims != [0, 0] {
+            return invalid(format!("trims have {trims:?} entries, allowed: {n} or 0 in both"));
+        }
+        if !self.options.alibi_slopes.is_empty() || !self.options.sink_logits.is_empty() {
+            return invalid("slopes and logits of the options are memory of the host".into());
+        }
+        Ok(())
+    }
+
+    fn options_to_c(&self) -> core::kvfolio_attention_options {
+        let heads = |data: *const f32| if data.is_null() { 0 } else { self.q.shape[1] };
+        core::kvfolio_attention_options {
+            alibi_slopes: self.alibi_slopes,
+            num_alibi_slopes: heads(self.alibi_slopes),
+            sink_logits: self.sink_logits,
+            num_sink_logits: heads(self.sink_logits),
+            ..self.options.to_c()
+        }
+    }
+
+    fn memory_to_c(&self) -> sys::kvfolio_cuda_attention {
+        sys::kvfolio_cuda_attention {
+            block_table_stride: self.block_table_stride,
+            block_table: self.block_table,
+            query_start: self.lengths[0],
+            kv_lens: self.lengths[1],
+            trim_sinks: self.lengths[2],
+            trim_first_kept: self.lengths[3],
+            q: self.q.data.cast(),
+            out: self.out.data.cast(),
+            lse: self.lse,
+            ..sys::kvfolio_cuda_attention::new()
+        }
+    }
+}
+
+fn or_null(array: &[i32]) -> *const i32 {
+    if array.is_empty() {
+        null()
+    } else {
+        array.as_ptr()
+    }
+}
+
+/// How the work of a batch is cut: good for every layer of the same shapes and strides.
+#[derive(Debug)]
+pub struct AttendPlan {
+    raw: NonNull<sys::kvfolio_cuda_attend_plan>,
+}
+
+// SAFETY: a handle may move between threads, and is only read.
+unsafe impl Send for AttendPlan {}
+unsafe impl Sync for AttendPlan {}
+
+impl AttendPlan {
+    /// What the kernels read of it, to be brought to the device: [`Kernels::upload`] does that.
+    pub fn image(&self) -> &[u8] {
+        let mut bytes = 0;
+        let data = unsafe { sys::kvfolio_cuda_attend_plan_image(self.raw.as_ptr(), &mut bytes) };
+        match bytes {
+            0 => &[],
+            _ => unsafe { std::slice::from_raw_parts(data.cast(), bytes as usize) },
+        }
+    }
+
+    /// Bytes of the device that [`Kernels::attend`] writes, aligned to 16.
+    pub fn workspace_bytes(&self) -> usize {
+        unsafe { sys::kvfolio_cuda_attend_plan_workspace_bytes(self.raw.as_ptr()) as usize }
+    }
+
+    /// The first of them, which are zero before the first call; each call leaves them so.
+    pub fn zeroed_bytes(&self) -> usize {
+        unsafe { sys::kvfolio_cuda_attend_plan_zeroed_bytes(self.raw.as_ptr()) as usize }
+    }
+
+    /// "cuda-sm90-general" or "cuda-sm90-tiles": rows of one name have one set of bits.
+    pub fn target(&self) -> &str {
+        unsafe { constant(sys::kvfolio_cuda_attend_plan_target(self.raw.as_ptr())) }
+    }
+}
+
+impl Drop for AttendPlan {
+    fn drop(&mut self) {
+        unsafe { sys::kvfolio_cuda_attend_plan_destroy(self.raw.as_ptr()) }
+    }
+}
+
+impl Kernels {
+    /// Checks a call and cuts its work; nothing on the device, and no address of it is followed. The
+    /// first plan of an element type and head dim loads its kernels.
+    pub fn plan_attend(&self, cache: &View, args: &DeviceAttention) -> Result<AttendPlan> {
+        args.check()?;
+        let (options, memory) = (args.options_to_c(), args.memory_to_c());
+        let (q_rows, out_rows) = (args.q.to_c(), args.out.to_c());
+        let mut out = null_mut();
+        call(|error| unsafe {
+            sys::kvfolio_cuda_plan_attend(
+                self.raw(),
+                cache.raw(),
+                &options,
+                &memory,
+                count(args.kv_lens.len()),
+                args.query_start.as_ptr(),
+                args.kv_lens.as_ptr(),
+                or_null(args.trim_sinks),
+                or_null(args.trim_first_kept),
+                &q_rows,
+                &out_rows,
+                &mut out,
+                error,
+            )
+        })?;
+        Ok(AttendPlan { raw: NonNull::new(out).expect("C gave a plan") })
+    }
+
+    /// Brings the image of a plan to the device, through `pinned`, and zeroes what has to be zero of the
+    /// workspace. `InvalidArgument`: one of the three is too small.
+    ///
+    /// # Safety
+    /// As [`Kernels`] says; `pinned` is not written again before the stream has passed.
+    pub unsafe fn upload(
+        &self,
+        plan: &AttendPlan,
+        pinned: &mut PinnedBuffer,
+        image: &mut DeviceBuffer,
+        workspace: &mut DeviceBuffer,
+        stream: RawStream,
+    ) -> Result<()> {
+        check_room(plan, image, workspace)?;
+        call(|error| unsafe {
+            let (this, plan) = (self.raw(), plan.raw.as_ptr());
+            let (from, bytes) = (pinned.as_ptr().cast(), to_i64(pinned.len()));
+            let (image, workspace) = (image.as_ptr().cast(), workspace.as_ptr().cast());
+            sys::kvfolio_cuda_upload(this, plan, from, bytes, image, workspace, stream, error)
+        })
+    }
+
+    /// `softmax(scale * q k^T + mask) v` of every row. The arguments are those of the plan's call, of
+    /// another layer perhaps.
+    ///
+    /// # Safety
+    /// As [`Kernels`] says; [`Kernels::upload`] has filled `image` and `workspace`; entries of the block
+    /// table that rows see are blocks, and the lengths on the device are those of the host.
+    pub unsafe fn attend(
+        &self,
+        cache: &View,
+        args: &DeviceAttention,
+        plan: &AttendPlan,
+        image: &DeviceBuffer,
+        workspace: &mut DeviceBuffer,
+        stream: RawStream,
+    ) -> Result<()> {
+        args.check()?;
+        check_room(plan, image, workspace)?;
+        let (options, memory) = (args.options_to_c(), args.memory_to_c());
+        let (q_rows, out_rows) = (args.q.to_c(), args.out.to_c());
+        call(|error| unsafe {
+            sys::kvfolio_cuda_attend(
+                self.raw(),
+                cache.raw(),
+                &options,
+                &memory,
+                count(args.kv_lens.len()),
+                args.query_start.as_ptr(),
+                args.kv_lens.as_ptr(),
+                or_null(args.trim_sinks),
+                or_null(args.trim_first_kept),
+                &q_rows,
+                &out_rows,
+                plan.raw.as_ptr(),
+                image.as_ptr().cast(),
+                workspace.as_ptr().cast(),
+                stream,
+                error,
+            )
+        })
+    }
+}
+
+fn check_room(plan: &AttendPlan, image: &DeviceBuffer, workspace: &DeviceBuffer) -> Result<()> {
+    for (name, have, need) in [
+        ("image", image.bytes(), plan.image().len()),
+        ("workspace", workspace.bytes(), plan.workspace_bytes()),
+    ] {
+        if have < need {
+            return invalid(format!("{name} has {have} bytes, needed: {need}"));
+        }
+    }
+    Ok(())
+}

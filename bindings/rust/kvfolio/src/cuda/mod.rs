@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Memory and kernels of NVIDIA cards. The feature `cuda` has it, and links libkvfolio_cuda. Neither
+//! needs CUDA: the driver is loaded when a device is asked for, and where there is none that call is
+//! [`Error::Unavailable`](crate::Error::Unavailable), with a sentence.
+//!
+//! ```
+//! use kvfolio::cuda::{Device, DeviceMemory, Kernels, MemoryOptions, Stream};
+//! use kvfolio::{Error, GroupSpec, Storage};
+//!
+//! # fn main() -> kvfolio::Result<()> {
+//! let device = match Device::open(0) {
+//!     Ok(device) => device,
+//!     Err(Error::Unavailable(why)) => return Ok(println!("on the CPU: {why}")),
+//!     Err(error) => return Err(error),
+//! };
+//! let kernels = Kernels::load(&device, true)?;
+//! let memory = DeviceMemory::new(&device, Some(&kernels), &MemoryOptions::default())?;
+//! let group = GroupSpec { head_dim_k: 64, head_dim_v: 64, num_blocks: 64, ..GroupSpec::default() };
+//! let mut storage = Storage::with_resource(&[group], memory.clone())?; // then Cache::with_storage()
+//! let mut stream = Stream::new(&device)?;
+//! // SAFETY: the storage lives until the stream has passed, and nothing else touches it until then.
+//! unsafe { kernels.fill(&mut storage.as_mut().view(0)?, 0, stream.handle())? };
+//! stream.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`DeviceMemory`] is a [`MemoryResource`](crate::MemoryResource); [`DeviceBuffer`] is a piece of it,
+//!   for rows, slots and tables, and [`PinnedBuffer`] memory of the host that a device reaches.
+//! - [`Kernels`] has `append`, `gather`, `copy_blocks`, `convert_blocks`, `fill` and attention. They
+//!   start work on a stream and return, and take addresses of the device, so they are `unsafe`: each
+//!   says what has to be so until the stream has passed.
+//! - A stream is a [`RawStream`], a `CUstream` or `cudaStream_t`: of [`Stream`], or of an engine.
+//! - Each value keeps the device that it was made with.
+
+mod attention;
+mod device;
+mod kernels;
+mod memory;
+
+pub use attention::{AttendPlan, DeviceAttention};
+pub use device::{available, num_devices, Device, Event, RawStream, Stream};
+pub use kernels::{kernel_revision, DeviceRows, Kernels, NO_ENTRY};
+pub use kvfolio_cuda_sys as sys;
+pub use memory::{DeviceBuffer, DeviceMemory, DeviceSource, MemoryOptions, PinnedBuffer};

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The module `cuda` over libkvfolio_cuda as it is on this machine, which may have no driver; and, with
+// KVFOLIO_FAKE_CUDA, over the one whose driver is none and runs kernels on the CPU (tests/fake_cuda),
+// for one thread: `check` runs these tests twice.
+
+use kvfolio::cuda::*;
+use kvfolio::{
+    Attention, Bases, Batch, Borrowed, BorrowedGroup, DType, Error, GatherOptions, GroupSpec, Rows,
+    RowsMut, Storage, Strides,
+};
+use std::sync::Arc;
+
+fn is_fake() -> bool {
+    std::env::var_os("KVFOLIO_FAKE_CUDA").is_some()
+}
+
+const TOKENS: usize = 10;
+const TABLE: [i32; 3] = [4, 1, 2];
+
+fn group() -> GroupSpec {
+    GroupSpec {
+        num_kv_heads: 2,
+        head_dim_k: 16,
+        head_dim_v: 16,
+        block_size: 4,
+        num_blocks: 6,
+        ..GroupSpec::default()
+    }
+}
+
+fn slots() -> Vec<i32> {
+    (0..TOKENS).map(|i| TABLE[i / 4] * 4 + (i % 4) as i32).collect()
+}
+
+fn rows(divisor: usize) -> Vec<f32> {
+    (0..TOKENS * 32).map(|i| (i % divisor) as f32 / 8.0 - 1.0).collect()
+}
+
+struct Machine {
+    device: Device,
+    kernels: Kernels,
+    memory: Arc<DeviceMemory>,
+    stream: Stream,
+}
+
+fn machine() -> Machine {
+    let device = Device::open(0).unwrap();
+    let kernels = Kernels::load(&device, true).unwrap();
+    let options = MemoryOptions { staging_bytes: 4096, ..MemoryOptions::default() };
+    let memory = DeviceMemory::new(&device, Some(&kernels), &options).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    Machine { device, kernels, memory, stream }
+}
+
+fn zeroed(mut storage: Storage) -> Storage {
+    let bytes = storage.block_image_bytes(0).unwrap() * 6;
+    storage.as_mut().write_blocks(0, &[0, 1, 2, 3, 4, 5], &vec![0; bytes]).unwrap();
+    storage
+}
+
+fn images(storage: &Storage) -> Vec<u8> {
+    let mut out = vec![0; storage.block_image_bytes(0).unwrap() * 6];
+    storage.read_blocks(0, &[0, 1, 2, 3, 4, 5], &mut out).unwrap();
+    out
+}
+
+#[test]
+fn a_machine_without_a_driver_says_what_is_missing() {
+    if is_fake() || available().is_ok() {
+        return;
+    }
+    let error = Device::open(0).unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    assert!(error.message().len() > 20, "{error}");
+    assert_eq!(available().unwrap_err().message(), error.message());
+    assert_eq!(num_devices().unwrap_err().message(), error.message());
+    assert!(kernel_revision() >= 1);
+}
+
+#[test]
+fn a_device_says_what_it_is() {
+    if !is_fake() {
+        return;
+    }
+    available().unwrap();
+    assert_eq!(num_devices().unwrap(), 2);
+    let device = Device::open(1).unwrap();
+    assert_eq!((device.name(), device.target(), device.ordinal()), ("Fake 1", "cuda-sm90", 1));
+    assert_eq!((device.capability(), device.num_multiprocessors()), ((9, 0), 132));
+    device.status().unwrap();
+    device.synchronize().unwrap();
+    assert!(matches!(Device::open(2), Err(Error::InvalidArgument(_))));
+}
+
+#[test]
+fn moves_write_the_bytes_of_the_cpu() {
+    if !is_fake() {
+        return;
+    }
+    let mut m = machine();
+    let mut on_device = zeroed(Storage::with_resource(&[group()], m.memory.clone()).unwrap());
+    let mut on_host = zeroed(Storage::new(&[group()]).unwrap());
+    let (k, v) = (rows(23), rows(19));
+    let shape = [TOKENS, 2, 16];
+    let mut views = on_host.as_mut();
+    let mut host = views.view(0).unwrap();
+    let v_rows = Some(Rows::f32(&v, shape));
+    host.append_rows(0, Rows::f32(&k, shape), v_rows, &slots()).unwrap();
+    host.copy_blocks(&[4, 1], &[0, 3]).unwrap();
+
+    let on = |data: &DeviceBuffer| DeviceRows::new(data.as_ptr(), DType::F32, [10, 2, 16]);
+    let (k_there, v_there) = (m.memory.upload(&k).unwrap(), m.memory.upload(&v).unwrap());
+    let places = m.memory.upload(&slots()).unwrap();
+    let fault = m.memory.upload(&[NO_ENTRY]).unwrap();
+    let (stream, word) = (m.stream.handle(), fault.as_ptr().cast());
+    let mut views = on_device.as_mut();
+    let mut device = views.view(0).unwrap();
+    // SAFETY: all of it lives until synchronize(), and the stream is the only user.
+    unsafe {
+        let (k, v, slots) = (on(&k_there), Some(on(&v_there)), places.as_ptr().cast());
+        m.kernels.append(&mut device, 0, k, v, slots, stream, word).unwrap();
+        m.kernels.copy_blocks(&mut device, &[4], &[0], stream).unwrap();
+    }
+    m.stream.synchronize().unwrap();
+    assert_eq!(fault.download::<u64>().unwrap(), [NO_ENTRY]);
+    Kernels::slot_fault(&device.as_view(), NO_ENTRY).unwrap();
+    // From another storage of the same memory, and back to a buffer.
+    let mut other = zeroed(Storage::with_resource(&[group()], m.memory.clone()).unwrap());
+    let back = m.memory.buffer(k.len() * 4).unwrap();
+    let table = m.memory.upload(&TABLE).unwrap();
+    let all = GatherOptions { length: 10, count: 10, ..GatherOptions::default() };
+    let mut others = other.as_mut();
+    let mut to = others.view(0).unwrap();
+    // SAFETY: as above.
+    unsafe {
+        let from = device.as_view();
+        m.kernels.fill(&mut to, 0, stream).unwrap();
+        m.kernels.convert_blocks(&from, &mut to, &[1], &[3], stream).unwrap();
+        let table = table.as_ptr().cast();
+        let k = Some(on(&back));
+        m.kernels.gather(&from, table, 3, &all, k, None, stream, word).unwrap();
+        m.kernels.copy_blocks(&mut device, &[1], &[3], stream).unwrap();
+    }
+    m.stream.synchronize().unwrap();
+    assert_eq!(back.download::<f32>().unwrap(), k);
+    assert_eq!(images(&on_device), images(&on_host));
+    let (all, bytes) = (images(&on_device), on_device.block_image_bytes(0).unwrap());
+    assert_eq!(images(&other)[3 * bytes..4 * bytes], all[3 * bytes..4 * bytes]);
+    m.memory.take_error().unwrap();
+}
+
+#[test]
+fn a_wrong_slot_is_named_by_its_word() {
+    if !is_fake() {
+        return;
+    }
+    let mut m = machine();
+    let mut storage = Storage::with_resource(&[group()], m.memory.clone()).unwrap();
+    let row = m.memory.upload(&[0.5f32; 32]).unwrap();
+    let slot = m.memory.upload(&[24]).unwrap();
+    let fault = m.memory.upload(&[NO_ENTRY]).unwrap();
+    let mut views = storage.as_mut();
+    let mut view = views.view(0).unwrap();
+    let rows = DeviceRows::new(row.as_ptr(), DType::F32, [1, 2, 16]);
+    let (places, word) = (slot.as_ptr().cast(), fault.as_ptr().cast());
+    let stream = m.stream.handle();
+    // SAFETY: all of it lives until synchronize().
+    unsafe { m.kernels.append(&mut view, 0, rows, Some(rows), places, stream, word).unwrap() };
+    m.stream.synchronize().unwrap();
+    let word = fault.download::<u64>().unwrap()[0];
+    let error = Kernels::slot_fault(&view.as_view(), word).unwrap_err();
+    assert!(error.message().contains("slots[0] is 24"), "{error}");
+    assert!(Kernels::table_fault(&view.as_view(), word).is_err());
+    // With the check of pointers a slice of the host is an error by name.
+    let mut there = [0f32; 32];
+    let on_host = DeviceRows::new(there.as_mut_ptr().cast(), DType::F32, [1, 2, 16]);
+    // SAFETY: it is refused.
+    let error = unsafe {
+        let places = slot.as_ptr().cast();
+        m.kernels.append(&mut view, 0, on_host, Some(rows), places, stream, std::ptr::null_mut())
+    };
+    assert!(error.unwrap_err().message().starts_with("k is memory of the host"));
+}
+
+#[test]
+fn attention_is_near_that_of_the_cpu() {
+    if !is_fake() {
+        return;
+    }
+    let mut m = machine();
+    let mut on_host = zeroed(Storage::new(&[group()]).unwrap());
+    let (k, v) = (rows(23), rows(19));
+    let shape = [TOKENS, 2, 16];
+    let v_rows = Some(Rows::f32(&v, shape));
+    let mut views = on_host.as_mut();
+    let mut host = views.view(0).unwrap();
+    host.append_rows(0, Rows::f32(&k, shape), v_rows, &slots()).unwrap();
+    let mut on_device = Storage::with_resource(&[group()], m.memory.clone()).unwrap();
+    on_device.as_mut().write_blocks(0, &[0, 1, 2, 3, 4, 5], &images(&on_host)).unwrap();
+
+    let q: Vec<f32> = (0..2 * 4 * 16).map(|i| (i % 7) as f32 / 4.0 - 0.5).collect();
+    let mut want = vec![0f32; q.len()];
+    let view = on_host.view(0).unwrap();
+    let bytes = view.attention_workspace_bytes(4, 10, Default::default(), 1).unwrap();
+    view.attend(Attention {
+        batch: Batch {
+            query_start: &[0, 2],
+            kv_lens: &[10],
+            block_table: &TABLE,
+            block_table_stride: 3,
+            ..Batch::default()
+        },
+        options: Default::default(),
+        q: Rows::f32(&q, [2, 4, 16]),
+        out: RowsMut::f32(&mut want, [2, 4, 16]),
+        lse: None,
+        workspace: &mut vec![0; bytes],
+        executor: None,
+    })
+    .unwrap();
+
+    let on = |data: &DeviceBuffer| DeviceRows::new(data.as_ptr(), DType::F32, [2, 4, 16]);
+    let (q_there, out) = (m.memory.upload(&q).unwrap(), m.memory.buffer(q.len() * 4).unwrap());
+    let (starts, lens) = (m.memory.upload(&[0, 2]).unwrap(), m.memory.upload(&[10]).unwrap());
+    let table = m.memory.upload(&TABLE).unwrap();
+    let lengths: [*const i32; 2] = [starts.as_ptr().cast(), lens.as_ptr().cast()];
+    let (q_rows, out_rows) = (on(&q_there), on(&out));
+    let table = table.as_ptr().cast();
+    let args = DeviceAttention::new(&[0, 2], &[10], lengths, table, 3, q_rows, out_rows);
+    let view = on_device.view(0).unwrap();
+    let plan = m.kernels.plan_attend(&view, &args).unwrap();
+    assert_eq!(plan.target(), "cuda-sm90-general");
+    assert!(plan.zeroed_bytes() <= plan.workspace_bytes());
+    let mut pinned = PinnedBuffer::new(&m.device, plan.image().len()).unwrap();
+    let mut image = m.memory.buffer(plan.image().len()).unwrap();
+    let mut workspace = m.memory.buffer(plan.workspace_bytes().max(1)).unwrap();
+    let stream = m.stream.handle();
+    // SAFETY: all of it lives until synchronize().
+    unsafe {
+        m.kernels.upload(&plan, &mut pinned, &mut image, &mut workspace, stream).unwrap();
+        m.kernels.attend(&view, &args, &plan, &image, &mut workspace, stream).unwrap();
+    }
+    m.stream.synchronize().unwrap();
+    let got = out.download::<f32>().unwrap();
+    assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5), "{got:?}\n{want:?}");
+    assert!(got[0] != 0.0);
+    let wrong = DeviceAttention { kv_lens: &[], ..args };
+    assert!(m.kernels.plan_attend(&view, &wrong).unwrap_err().message().contains("query_start"));
+    let mut small = m.memory.buffer(1).unwrap();
+    // SAFETY: it is refused.
+    let error = unsafe { m.kernels.upload(&plan, &mut pinned, &mut small, &mut workspace, stream) };
+    assert!(error.unwrap_err().message().starts_with("image has 1 bytes"));
+}
+
+#[test]
+fn events_order_streams() {
+    if !is_fake() {
+        return;
+    }
+    let mut m = machine();
+    let mut storage = Storage::with_resource(&[group()], m.memory.clone()).unwrap();
+    let mut other = Stream::new(&m.device).unwrap();
+    let mut event = Event::new(&m.device).unwrap();
+    assert!(event.has_passed().unwrap() && !event.handle().is_null());
+    let mut views = storage.as_mut();
+    let mut view = views.view(0).unwrap();
+    // SAFETY: the storage lives until synchronize(), and an event orders the streams.
+    unsafe {
+        m.kernels.fill(&mut view, 1, other.handle()).unwrap();
+        event.record(&mut other).unwrap();
+        event.hold_back(&mut m.stream).unwrap();
+        m.kernels.fill(&mut view, 2, m.stream.handle()).unwrap();
+    }
+    m.stream.synchronize().unwrap();
+    event.synchronize().unwrap();
+    assert!(event.has_passed().unwrap() && other.is_done().unwrap());
+    assert!(images(&storage).iter().all(|&byte| byte == 2));
+}
+
+// Whatever goes first, what is left has all that it needs.
+#[test]
+fn values_end_in_any_order() {
+    if !is_fake() {
+        return;
+    }
+    let m = machine();
+    let mut pinned = PinnedBuffer::new(&m.device, 64).unwrap();
+    let buffer = m.memory.upload(&[1u8, 2, 3]).unwrap();
+    let storage = zeroed(Storage::with_resource(&[group()], m.memory.clone()).unwrap());
+    let Machine { device, kernels, memory, stream } = m;
+    drop(device);
+    drop(kernels);
+    drop(memory);
+    drop(stream);
+    assert_eq!(buffer.download::<u8>().unwrap(), [1, 2, 3]);
+    assert_eq!(images(&storage).iter().max(), Some(&0));
+    pinned[63] = 7;
+    assert_eq!((pinned.len(), pinned[0], pinned[63]), (64, 0, 7));
+}
+
+#[test]
+fn buffers_are_not_left() {
+    if !is_fake() {
+        return;
+    }
+    let m = machine();
+    let mut buffer = m.memory.buffer(8).unwrap();
+    buffer.write(4, &[1, 2, 3, 4]).unwrap();
+    let mut back = [0; 4];
+    buffer.read(4, &mut back).unwrap();
+    assert_eq!(back, [1, 2, 3, 4]);
+    for at in [5, 9, usize::MAX] {
+        assert!(matches!(buffer.read(at, &mut back), Err(Error::InvalidArgument(_))));
+        assert!(matches!(buffer.write(at, &back), Err(Error::InvalidArgument(_))));
+    }
+    assert!(matches!(m.memory.buffer(0), Err(Error::InvalidArgument(_))));
+    assert!(matches!(PinnedBuffer::new(&m.device, 0), Err(Error::InvalidArgument(_))));
+    // A piece that is lent: cut from its beginning.
+    // SAFETY: the piece outlives the memory that is cut from it.
+    let cut = unsafe { DeviceMemory::lent(&m.device, None, 0, buffer.as_ptr(), 8).unwrap() };
+    let piece = cut.buffer(8).unwrap();
+    assert_eq!(piece.as_ptr(), buffer.as_ptr());
+    assert!(matches!(cut.buffer(1), Err(Error::OutOfMemory(_))));
+    // A storage over lent memory of the device.
+    let there = m.memory.buffer(6 * 4 * 2 * 16 * 4).unwrap();
+    let spec = GroupSpec { head_dim_v: 0, ..group() };
+    let lent = BorrowedGroup {
+        bases: vec![Bases { k: there.as_ptr(), ..Bases::default() }],
+        k: Borrowed {
+            bytes: 6 * 4 * 2 * 16 * 4,
+            strides: Strides { layer: 0, block: 512, head: 256, token: 64 },
+        },
+        ..BorrowedGroup::default()
+    };
+    // SAFETY: the buffer outlives the storage.
+    let storage =
+        unsafe { Storage::borrow_with_resource(&[spec], &[lent], m.memory.clone()).unwrap() };
+    let storage = zeroed(storage);
+    assert_eq!(images(&storage).len(), 6 * 512);
+    assert_eq!(there.download::<f32>().unwrap()[0], 0.0);
+}

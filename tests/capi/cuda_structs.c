@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The structs of kvfolio_cuda.h: cases for tests/capi/struct_checks.c.
+
+#include <stdarg.h>
+
+#include "cuda_toy.h"
+#include "struct_cases.h"
+
+static ToyDevice toy;
+static kvfolio_storage* storage;
+static kvfolio_view* view;
+static char* lent;
+static const int32_t kQueryStart[2] = {0, 1};
+static const int32_t kKvLens[1] = {3};
+static const int32_t kZero[1] = {0};
+// Cases with addresses that only run time knows.
+static kvfolio_cuda_memory_options memory_options;
+static kvfolio_cuda_attention attention;
+
+static void say(char* text, int32_t code, const char* format, ...) {
+  const int n = snprintf(text, kTextBytes, "%d %s ", code, code ? g_error.message : "");
+  if (code != 0) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text + n, (size_t)(kTextBytes - n), format, arguments);
+  va_end(arguments);
+}
+
+static void make_plan(void);
+static void end_plan(void);
+
+void make_subjects(void) {
+  static float zeros[1024];
+  toy = toy_device();
+  const kvfolio_memory_resource resource = toy_resource(&toy);
+  storage = toy_storage(&resource);
+  MUST(kvfolio_view_create(storage, 0, -1, &view, &g_error));
+  lent = toy_upload(&toy, zeros, sizeof zeros);
+  memory_options = (kvfolio_cuda_memory_options){.struct_size = sizeof memory_options,
+                                                 .source = KVFOLIO_CUDA_LENT,
+                                                 .staging_bytes = 256,
+                                                 .lent = lent,
+                                                 .lent_bytes = 1024};
+  attention = (kvfolio_cuda_attention){.struct_size = sizeof attention,
+                                       .block_table_stride = 1,
+                                       .block_table = (const int32_t*)lent,
+                                       .query_start = (const int32_t*)(lent + 64),
+                                       .kv_lens = (const int32_t*)(lent + 128),
+                                       .trim_sinks = (const int32_t*)(lent + 192),
+                                       .trim_first_kept = (const int32_t*)(lent + 256),
+                                       .q = lent + 512,
+                                       .out = lent + 1024,
+                                       .lse = (float*)(lent + 2048)};
+  make_plan();
+}
+
+void destroy_subjects(void) {
+  end_plan();
+  toy_free(&toy, lent, 1024 * sizeof(float));
+  kvfolio_view_destroy(view);
+  kvfolio_storage_destroy(storage);
+  toy_end(&toy);
+}
+
+static const kvfolio_cuda_kernel_options kKernels = {.struct_size = sizeof kKernels,
+                                                     .no_pointer_checks = 1};
+// With checks an address of the host is refused.
+static void run_kernels(void* given, char* text) {
+  kvfolio_cuda_kernels* made = NULL;
+  const int32_t code = kvfolio_cuda_kernels_load(toy.device, given, &made, &g_error);
+  say(text, code, "");
+  int32_t checked = 0;
+  if (code == 0) {
+    static float row[kRowFloats];
+    static const int32_t slot[1] = {0};
+    const kvfolio_rows rows = toy_rows(1);
+    kvfolio_error error = KVFOLIO_ERROR_INIT;
+    checked =
+        kvfolio_cuda_append(made, view, 0, row, &rows, row, &rows, slot, 1, NULL, NULL, &error);
+    MUST(kvfolio_cuda_device_synchronize(toy.device, &g_error));
+  }
+  say(text, code, "%d", checked);
+  kvfolio_cuda_kernels_destroy(made);
+}
+
+static void run_memory(void* given, char* text) {
+  kvfolio_cuda_memory* made = NULL;
+  const int32_t code = kvfolio_cuda_memory_create(toy.device, NULL, given, &made, &g_error);
+  void* piece = NULL;
+  if (code == 0) MUST(kvfolio_cuda_memory_allocate(made, 64, &piece, &g_error));
+  say(text, code, "%d", (char*)piece == lent);
+  kvfolio_cuda_memory_deallocate(made, piece, 64);
+  kvfolio_cuda_memory_destroy(made);
+}
+
+static void run_attention(void* given, char* text) {
+  kvfolio_cuda_attend_plan* plan = NULL;
+  const kvfolio_rows rows = toy_rows(1);
+  const int32_t code =
+      kvfolio_cuda_plan_attend(toy.kernels, view, NULL, given, 1, kQueryStart, kKvLens, kZero,
+                               kZero, &rows, &rows, &plan, &g_error);
+  say(text, code, "%d", (int)kvfolio_cuda_attend_plan_workspace_bytes(plan));
+  kvfolio_cuda_attend_plan_destroy(plan);
+}
+
+static ToyPlan planned;
+static kvfolio_step_plan step;
+static kvfolio_group_plan group;
+static const kvfolio_cuda_plan_options kPlan = {.struct_size = sizeof kPlan,
+                                                .max_sequences = 3,
+                                                .max_tokens = 64,
+                                                .num_rows = 5,
+                                                .steps_in_flight = 3,
+                                                .pad_with_zero = 1,
+                                                .positions = 1,
+                                                .int64_slots = 1,
+                                                .no_batch_tables = 1,
+                                                .flashinfer = 1,
+                                                .max_changed_entries = 17};
+static void run_plan(void* given, char* text) {
+  static const int32_t four[1] = {4};
+  kvfolio_cuda_plan* made = NULL;
+  const int32_t code = kvfolio_cuda_plan_create(toy.kernels, given, four, four, 1, &made, &g_error);
+  say(text, code, "%d %d", (int)kvfolio_cuda_plan_device_bytes(made),
+      (int)kvfolio_cuda_plan_pinned_bytes(made));
+  kvfolio_cuda_plan_destroy(made);
+}
+static void run_step(void* given, char* text) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  MUST(kvfolio_cuda_plan_wait(planned.plan, &g_error));
+  say(text, kvfolio_cuda_plan_upload(planned.plan, given, &group, 1, stream, &g_error), "");
+}
+static void run_group(void* given, char* text) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  MUST(kvfolio_cuda_plan_wait(planned.plan, &g_error));
+  say(text, kvfolio_cuda_plan_upload(planned.plan, &step, given, 1, stream, &g_error), "");
+}
+static void run_arrays(void* given, char* text) {
+  say(text, kvfolio_cuda_plan_get_arrays(planned.plan, given, &g_error), "");
+}
+static void run_plan_group(void* given, char* text) {
+  say(text, kvfolio_cuda_plan_get_group(planned.plan, 0, given, &g_error), "");
+}
+static void run_last(void* given, char* text) {
+  say(text, kvfolio_cuda_plan_last_upload(planned.plan, given, &g_error), "");
+}
+static const kvfolio_cuda_plan_arrays kArrays = {.struct_size = sizeof kArrays};
+static const kvfolio_cuda_plan_group kPlanGroup = {.struct_size = sizeof kPlanGroup};
+static const kvfolio_cuda_upload_info kLast = {.struct_size = sizeof kLast};
+
+static void make_plan(void) {
+  planned = toy_plan(&toy);
+  kvfolio_sequence sequence = 0;
+  MUST(kvfolio_open(planned.manager, NULL, NULL, 0, NULL, 0, NULL, &sequence, NULL, &g_error));
+  toy_plan_step(&planned, &sequence, 1, 1);
+  step = planned.step;
+  group = planned.group;
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  MUST(kvfolio_cuda_plan_upload(planned.plan, &step, &group, 1, stream, &g_error));
+}
+
+static void end_plan(void) { toy_plan_end(&planned); }
+
+static const kvfolio_cuda_device_info kInfo = {.struct_size = sizeof kInfo};
+static void run_info(void* given, char* text) {
+  say(text, kvfolio_cuda_device_get_info(toy.device, given, &g_error), "");
+}
+
+const StructCase kStructCases[] = {
+    {"kvfolio_cuda_kernel_options", "kernels_load", &kKernels, sizeof kKernels, kInput,
+     run_kernels},
+    {"kvfolio_cuda_memory_options", "memory_create", &memory_options, sizeof memory_options,
+     kPointersInput, run_memory},
+    {"kvfolio_cuda_attention", "plan_attend", &attention, sizeof attention, kPointersInput,
+     run_attention},
+    {"kvfolio_cuda_plan_options", "plan_create", &kPlan, sizeof kPlan, kInput, run_plan},
+    {"kvfolio_step_plan", "plan_upload", &step, sizeof step, kPointersInput, run_step},
+    {"kvfolio_group_plan", "plan_upload", &group, sizeof group, kPointersInput, run_group},
+    {"kvfolio_cuda_plan_arrays", "plan_get_arrays", &kArrays, sizeof kArrays, kOutput, run_arrays},
+    {"kvfolio_cuda_plan_group", "plan_get_group", &kPlanGroup, sizeof kPlanGroup, kOutput,
+     run_plan_group},
+    {"kvfolio_cuda_upload_info", "plan_last_upload", &kLast, sizeof kLast, kOutput, run_last},
+    {"kvfolio_cuda_device_info", "device_get_info", &kInfo, sizeof kInfo, kOutput, run_info},
+};
+const int kNumStructCases = sizeof kStructCases / sizeof kStructCases[0];
+
+static int has_no_case(const char* name) {
+  (void)name;
+  return 0;
+}
+
+int main(void) { return check_struct_cases(has_no_case); }
