@@ -192,7 +192,7 @@ RowsView rows_of(const Lent& lent, const char* name) {
   for (const std::int64_t extent : lent.shape) {
     if (extent > INT32_MAX) raise_invalid(std::string(name) + ": " + lent.text() + ", at most 2147483647");
   }
-  if (lent.shape[2] > 1 && lent.strides[2] != 1) {
+  if (lent.shape[2] > 1 && lent.strides[2] != 1 && !lent.empty()) {
     raise_invalid(std::string(name) + ": elements of a row lie " + std::to_string(lent.strides[2]) +
                   " apart, wanted: 1 (contiguous)");
   }
