@@ -7,6 +7,7 @@
 
 #include "driver.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -31,6 +32,7 @@ std::recursive_mutex& turn() {
 struct Adopted {
   std::size_t bytes = 0;
   int device = 0;
+  int times = 0;
 };
 
 // What a test sees of the calls.
@@ -42,6 +44,7 @@ struct Twin {
   std::vector<std::pair<std::string, std::uintptr_t>> log;  // calls with the stream they were given
   bool held = false;                                        // no event passes
   bool absent = false;                                      // there is no driver
+  bool eager = false;                                       // a kernel ends before its call does
 
   Twin() {
     fake.touchable = true;
@@ -107,8 +110,11 @@ DriverResult stream_wait_event(void* stream, void* event, unsigned flags) {
 DriverResult launch(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
                     unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
                     void** parameters, void** extra) {
-  return twin().calls.launch(function, x, y, z, threads_x, threads_y, threads_z, shared_bytes,
-                             real_stream("launch", stream), parameters, extra);
+  const DriverResult result =
+      twin().calls.launch(function, x, y, z, threads_x, threads_y, threads_z, shared_bytes,
+                          real_stream("launch", stream), parameters, extra);
+  if (twin().eager) FakeCalls::finish_all();
+  return result;
 }
 
 DriverCalls calls_of_twin() {
@@ -172,17 +178,20 @@ void add_twin(nb::module_& m) {
   nb::module_ t = m.def_submodule("twin", "A driver that is none.");
   t.def("adopt", [](std::uintptr_t address, std::size_t bytes, int device) {
     const std::lock_guard lock(turn());
-    twin().adopted[address] = {bytes, device};
+    cuda::Adopted& memory = twin().adopted[address];
+    memory = {std::max(bytes, memory.bytes), device, memory.times + 1};
   });
   t.def("disown", [](std::uintptr_t address) {
     const std::lock_guard lock(turn());
-    twin().adopted.erase(address);
+    const auto memory = twin().adopted.find(address);
+    if (--memory->second.times == 0) twin().adopted.erase(memory);
   });
   t.def("stream", &cuda::make_stream);
   t.def("hold", [](bool held) {
     const std::lock_guard lock(turn());
     twin().held = held;
   });
+  t.def("eager", [](bool eager) { twin().eager = eager; });
   t.def("absent", [](bool absent) { twin().absent = absent; });
   t.def("finish", [] {
     const std::lock_guard lock(turn());
