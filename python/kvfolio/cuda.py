@@ -5,7 +5,6 @@ from __future__ import annotations
 
 try:
     from kvfolio_cuda import (
-        KERNEL_REVISION as KERNEL_REVISION,
         Device as Device,
         Storage as Storage,
         Tensor as Tensor,
@@ -17,6 +16,7 @@ try:
         fill as fill,
         gather as gather,
         has_kernels as has_kernels,
+        kernel_revision as kernel_revision,
         num_devices as num_devices,
         why_not as why_not,
     )

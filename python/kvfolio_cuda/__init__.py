@@ -30,7 +30,6 @@ import warnings as _warnings
 import kvfolio as _kvfolio
 
 from ._cuda import (
-    KERNEL_REVISION,
     Device,
     Storage,
     Tensor,
@@ -42,18 +41,18 @@ from ._cuda import (
     fill,
     gather,
     has_kernels,
+    kernel_revision,
     num_devices,
     why_not,
 )
 
 __version__ = _kvfolio.__version__
 
-if not has_kernels:
+if not has_kernels():
     _warnings.warn("kvfolio_cuda was built without nvcc and has no kernels", RuntimeWarning, stacklevel=2)
 
 __all__ = [
     "Device",
-    "KERNEL_REVISION",
     "Storage",
     "Tensor",
     "View",
@@ -64,6 +63,7 @@ __all__ = [
     "fill",
     "gather",
     "has_kernels",
+    "kernel_revision",
     "num_devices",
     "why_not",
 ]

@@ -76,9 +76,9 @@ void check_spec(const CacheSpec& spec) {
                    name + ".format is granule, allowed on a device: hnd, nhd"));
     }
     if (group.dtype == DType::kF64 || group.dtype == DType::kOpaque) {
-      raise(Status(ErrorCode::kUnsupported,
-                   name + ".dtype is " + to_string(group.dtype) +
-                       ", allowed on a device: f32, f16, bf16, int8, e4m3"));
+      raise(
+          Status(ErrorCode::kUnsupported, name + ".dtype is " + to_string(group.dtype) +
+                                              ", allowed on a device: f32, f16, bf16, int8, e4m3"));
     }
   }
 }
@@ -352,8 +352,9 @@ nb::object tensor_dlpack(const CudaTensor& self, nb::handle stream, nb::handle m
                     "each thread), a handle, -1 (no order is wanted)");
     }
     // NOLINTNEXTLINE(performance-no-int-to-ptr): a handle
-    consumer = number.value < 0 ? nullptr
-                                : reinterpret_cast<void*>(static_cast<std::uintptr_t>(number.value));
+    consumer = number.value < 0
+                   ? nullptr
+                   : reinterpret_cast<void*>(static_cast<std::uintptr_t>(number.value));
   }
   if (consumer != nullptr) {
     Status status;
@@ -374,17 +375,17 @@ void add_tensor(nb::module_& m) {
   };
   nb::class_<CudaTensor>(
       m, "Tensor",
-      "Keys, values or scales of a view, in device memory: torch.from_dlpack() makes a tensor of it "
+      "Keys, values or scales of a view, in device memory: torch.from_dlpack() makes a tensor of "
+      "it "
       "without a copy. It keeps its storage alive, and so does what was made of it.")
-      .def(
-          "__dlpack__", &tensor_dlpack, nb::kw_only(), "stream"_a = nb::none(),
-          "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
-          nb::sig("def __dlpack__(self, *, stream: int | None = None, "
-                  "max_version: tuple[int, int] | None = None, "
-                  "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> "
-                  "typing.Any"),
-          "As DLPack says: the stream waits for what this package has enqueued on the storage. "
-          "None is the legacy default stream, -1 orders nothing.")
+      .def("__dlpack__", &tensor_dlpack, nb::kw_only(), "stream"_a = nb::none(),
+           "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
+           nb::sig("def __dlpack__(self, *, stream: int | None = None, "
+                   "max_version: tuple[int, int] | None = None, "
+                   "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> "
+                   "typing.Any"),
+           "As DLPack says: the stream waits for what this package has enqueued on the storage. "
+           "None is the legacy default stream, -1 orders nothing.")
       .def(
           "__dlpack_device__",
           [](const CudaTensor& self) { return nb::make_tuple(dl::kCuda, self.exported.ordinal); },
@@ -479,9 +480,10 @@ void add_storage_class(nb::module_& m) {
             new (self) CudaStorage(create(groups, device));
           },
           "groups"_a, nb::kw_only(), "device"_a = 0,
-          nb::sig("def __init__(self, groups: "
-                  "collections.abc.Sequence[kvfolio._types.GroupSpec], *, device: int | Device = 0) "
-                  "-> None"))
+          nb::sig(
+              "def __init__(self, groups: "
+              "collections.abc.Sequence[kvfolio._types.GroupSpec], *, device: int | Device = 0) "
+              "-> None"))
       .def_static(
           "borrow", &borrow, "groups"_a, "arrays"_a, nb::kw_only(), "device"_a = 0,
           "stream"_a = nb::none(),
@@ -502,11 +504,13 @@ void add_storage_class(nb::module_& m) {
            "the first entry of a block table of a gather(), that named no place since the last "
            "check: a kernel leaves such a row alone, and its call cannot say so.")
       .def_prop_ro(
-          "groups", [](const CudaStorage& self) { return groups_of(self.state()->storage->spec()); },
+          "groups",
+          [](const CudaStorage& self) { return groups_of(self.state()->storage->spec()); },
           nb::sig("def groups(self) -> list[kvfolio._types.GroupSpec]"))
-      .def_prop_ro("ordinal",
-                   [](const CudaStorage& self) { return self.state()->device->device().ordinal(); },
-                   "Of its device.")
+      .def_prop_ro(
+          "ordinal",
+          [](const CudaStorage& self) { return self.state()->device->device().ordinal(); },
+          "Of its device.")
       .def_prop_ro("owns_memory",
                    [](const CudaStorage& self) { return self.state()->storage->owns_memory(); })
       .def_prop_ro("memory_bytes",

@@ -20,7 +20,7 @@ struct StorageState {
   StorageState& operator=(const StorageState&) = delete;
   ~StorageState();
 
-  // Of a group: where its appends and where its gathers report the first entry that named no place.
+  // Where appends to a group, and where gathers of it report the first entry that named no place.
   [[nodiscard]] cuda::Fault slot_fault(GroupId group) const {
     return faults + 2 * static_cast<std::size_t>(group.value());
   }

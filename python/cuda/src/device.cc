@@ -44,8 +44,9 @@ std::shared_ptr<DeviceState> device_of(nb::handle object) {
 }
 
 void add_device(nb::module_& m) {
-  m.def("available", [] { return missing().ok(); },
-        "Whether there are kernels, a driver that is new enough, and a device.");
+  m.def(
+      "available", [] { return missing().ok(); },
+      "Whether there are kernels, a driver that is new enough, and a device.");
   m.def(
       "why_not",
       [] {
@@ -53,16 +54,21 @@ void add_device(nb::module_& m) {
         return status.ok() ? std::optional<std::string>() : status.message();
       },
       nb::sig("def why_not() -> str | None"), "What is missing, or None if available().");
-  m.def("num_devices", [] {
-    std::optional<Result<std::int32_t>> count;
-    {
-      const ReleasedGil release;
-      count.emplace(driver::num_devices());
-    }
-    return take(*std::move(count));
-  }, "How many devices the driver has. Raises Unavailable with what is missing.");
-  m.attr("has_kernels") = driver::has_kernels();
-  m.attr("KERNEL_REVISION") = cuda::kKernelRevision;
+  m.def(
+      "num_devices",
+      [] {
+        std::optional<Result<std::int32_t>> count;
+        {
+          const ReleasedGil release;
+          count.emplace(driver::num_devices());
+        }
+        return take(*std::move(count));
+      },
+      "How many devices the driver has. Raises Unavailable with what is missing.");
+  m.def("has_kernels", &driver::has_kernels, "Whether nvcc was there when this package was built.");
+  m.def(
+      "kernel_revision", [] { return cuda::kKernelRevision; },
+      "Another one where a kernel may write other bits than before.");
   nb::class_<DeviceObject>(
       m, "Device",
       "One card, through its primary context, which torch uses, too. Raises Unavailable with what "
@@ -77,8 +83,9 @@ void add_device(nb::module_& m) {
       .def_prop_ro("ordinal",
                    [](const DeviceObject& self) { return self.state->device().ordinal(); })
       .def_prop_ro("name", [](const DeviceObject& self) { return self.state->device().name(); })
-      .def_prop_ro("target", [](const DeviceObject& self) { return self.state->device().target(); },
-                   "\"cuda-sm90\": the architecture.")
+      .def_prop_ro(
+          "target", [](const DeviceObject& self) { return self.state->device().target(); },
+          "\"cuda-sm90\": the architecture.")
       .def_prop_ro(
           "engine",
           [](const DeviceObject& self) {
@@ -93,15 +100,16 @@ void add_device(nb::module_& m) {
             return nb::make_tuple(device.capability_major(), device.capability_minor());
           },
           nb::sig("def capability(self) -> tuple[int, int]"))
-      .def_prop_ro("num_multiprocessors",
-                   [](const DeviceObject& self) {
-                     return self.state->device().num_multiprocessors();
-                   })
-      .def_prop_ro("num_kept", [](const DeviceObject& self) { return self.state->num_kept(); },
-                   "Calls whose tensors are still kept. A later call or synchronize() lets go of "
-                   "those that are done.")
-      .def("synchronize", [](const DeviceObject& self) { self.state->synchronize(); },
-           "Waits for all that was started on the device.")
+      .def_prop_ro(
+          "num_multiprocessors",
+          [](const DeviceObject& self) { return self.state->device().num_multiprocessors(); })
+      .def_prop_ro(
+          "num_kept", [](const DeviceObject& self) { return self.state->num_kept(); },
+          "Calls whose tensors are still kept. A later call or synchronize() lets go of "
+          "those that are done.")
+      .def(
+          "synchronize", [](const DeviceObject& self) { self.state->synchronize(); },
+          "Waits for all that was started on the device.")
       .def("__repr__", [](const DeviceObject& self) {
         const cuda::Device& device = self.state->device();
         return "Device(" + std::to_string(device.ordinal()) + ": " + device.name() + ", " +

@@ -18,7 +18,7 @@ Result<std::shared_ptr<DeviceState>> DeviceState::of(std::int32_t ordinal) {
   return state;
 }
 
-// Nobody is left who could call. The kernels still may read what is kept.
+// No caller is left. The kernels still may read what is kept.
 DeviceState::~DeviceState() {
   if (kept_.empty()) return;
   if (Py_IsInitialized() == 0) {  // no deleter may run any more
@@ -64,7 +64,7 @@ Status DeviceState::keep(const std::vector<LastWork*>& lasts, Owners& owners, vo
   Result<SharedEvent> event = new_event();
   Status status = event ? (*event)->record(stream) : event.error();
   if (!status.ok()) {
-    // Without an event nobody knows when; so now, before the tensors go.
+    // Without an event there is no other point to wait for, before the tensors go.
     static_cast<void>(device_->synchronize());
     return status;
   }

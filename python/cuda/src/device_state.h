@@ -59,8 +59,8 @@ class DeviceState {
       const std::lock_guard lock(mutex_);
       let_go(over);
       status = call();
-      const bool refused = status.code() == ErrorCode::kInvalidArgument ||
-                           status.code() == ErrorCode::kUnsupported;
+      const bool refused =
+          status.code() == ErrorCode::kInvalidArgument || status.code() == ErrorCode::kUnsupported;
       if (!lasts.empty() && !refused) {
         const Status kept = keep(lasts, owners, stream);
         if (status.ok()) status = kept;

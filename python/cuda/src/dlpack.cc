@@ -42,8 +42,7 @@ Owner owner_of(Managed* managed) {
 // The tensor of a capsule that is ours from now on.
 template <typename Managed>
 Lent taken(const nb::object& capsule, const Managed** held) {
-  auto* const managed =
-      static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Managed::kName));
+  auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Managed::kName));
   if (managed == nullptr) throw nb::python_error();
   Lent lent;
   // A capsule of this name is left alone by its own destructor.
@@ -69,8 +68,8 @@ void read_tensor(Lent& lent, const dl::Tensor& tensor) {
 dl::Device said_device(nb::handle object, const char* name) {
   const nb::object pair = object.attr("__dlpack_device__")();
   Int type, id;
-  if (!PyTuple_Check(pair.ptr()) || nb::len(pair) != 2 || !nb::try_cast(nb::object(pair[0]), type) ||
-      !nb::try_cast(nb::object(pair[1]), id)) {
+  if (!PyTuple_Check(pair.ptr()) || nb::len(pair) != 2 ||
+      !nb::try_cast(nb::object(pair[0]), type) || !nb::try_cast(nb::object(pair[1]), id)) {
     raise_type(std::string(name) + ": its __dlpack_device__() is no pair of ints");
   }
   return {i32(type, "device type"), i32(id, "device id")};
@@ -127,8 +126,9 @@ std::string Lent::text() const {
 
 Lent lent_of(nb::handle object, const char* name, const Consumer& consumer, Use use) {
   if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__")) {
-    raise_wanted(object, name, "a tensor of device " + std::to_string(consumer.ordinal) +
-                                   " with __dlpack__ and __dlpack_device__");
+    raise_wanted(object, name,
+                 "a tensor of device " + std::to_string(consumer.ordinal) +
+                     " with __dlpack__ and __dlpack_device__");
   }
   check_place(said_device(object, name), name, consumer);
   const nb::object capsule = capsule_of(object, consumer);
@@ -150,7 +150,8 @@ Lent lent_of(nb::handle object, const char* name, const Consumer& consumer, Use 
     lent = taken<dl::Managed>(capsule, &managed);
     tensor = &managed->tensor;
   } else {
-    raise_type(std::string(name) + ": its __dlpack__() gives no capsule of a tensor, or one that "
+    raise_type(std::string(name) +
+               ": its __dlpack__() gives no capsule of a tensor, or one that "
                "was taken");
   }
   check_place(tensor->device, name, consumer);
@@ -190,7 +191,8 @@ DType dtype_of(const Lent& lent, const char* name, bool cache) {
 RowsView rows_of(const Lent& lent, const char* name) {
   if (lent.ndim() != 3) raise_shape(lent, name, "[tokens, heads, head_dim]");
   for (const std::int64_t extent : lent.shape) {
-    if (extent > INT32_MAX) raise_invalid(std::string(name) + ": " + lent.text() + ", at most 2147483647");
+    if (extent > INT32_MAX)
+      raise_invalid(std::string(name) + ": " + lent.text() + ", at most 2147483647");
   }
   if (lent.shape[2] > 1 && lent.strides[2] != 1 && !lent.empty()) {
     raise_invalid(std::string(name) + ": elements of a row lie " + std::to_string(lent.strides[2]) +
@@ -224,7 +226,8 @@ std::span<const std::int32_t> numbers_of(const Lent& lent, const char* name) {
 
 void* stream_of(nb::handle object) {
   constexpr std::uintptr_t kLegacy = 1;
-  if (object.is_none()) return reinterpret_cast<void*>(kLegacy);  // NOLINT(performance-no-int-to-ptr)
+  if (object.is_none())
+    return reinterpret_cast<void*>(kLegacy);  // NOLINT(performance-no-int-to-ptr)
   nb::object number = nb::borrow(object);
   if (nb::hasattr(object, "__cuda_stream__")) {  // (version of the protocol, handle)
     number = nb::object(object.attr("__cuda_stream__")()[nb::int_(1)]);
@@ -268,7 +271,7 @@ nb::object capsule_over(const Exported& exported) {
     delete static_cast<Context*>(self->context);
     delete self;
   };
-  // One that nobody took ends here; a taken one has another name, and its consumer ends it.
+  // One that was not taken ends here; a taken one has another name, and its consumer ends it.
   PyObject* const capsule = PyCapsule_New(managed.get(), Managed::kName, [](PyObject* object) {
     if (PyCapsule_IsValid(object, Managed::kName) == 0) return;
     auto* const self = static_cast<Managed*>(PyCapsule_GetPointer(object, Managed::kName));

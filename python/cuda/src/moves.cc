@@ -86,8 +86,8 @@ LayerRows layer_rows(Call& call, const CudaView& cache, nb::handle object, const
   result.given = true;
   if (lent.ndim() == 4) {
     if (lent.shape[0] != num_layers) {
-      raise_invalid(std::string(name) + ": " + lent.text() + ", wanted: " +
-                    std::to_string(num_layers) + " layers along axis 0");
+      raise_invalid(std::string(name) + ": " + lent.text() +
+                    ", wanted: " + std::to_string(num_layers) + " layers along axis 0");
     }
     result.layer_stride = lent.stride(0);
     lent.shape.erase(lent.shape.begin());
