@@ -104,6 +104,14 @@ DriverResult event_record(void* event, void* stream) {
 DriverResult event_query(void* event) {
   return twin().held ? kNotReady : twin().calls.event_query(event);
 }
+DriverResult event_synchronize(void* event) {
+  twin().log.emplace_back("synchronize event", 0);
+  return twin().calls.event_synchronize(event);
+}
+DriverResult context_synchronize() {
+  twin().log.emplace_back("synchronize", 0);
+  return twin().calls.context_synchronize();
+}
 DriverResult stream_wait_event(void* stream, void* event, unsigned flags) {
   return twin().calls.stream_wait_event(real_stream("wait", stream), event, flags);
 }
@@ -128,6 +136,8 @@ DriverCalls calls_of_twin() {
   calls.pointer_attribute = pointer_attribute;
   calls.event_record = event_record;
   calls.event_query = event_query;
+  calls.event_synchronize = event_synchronize;
+  calls.context_synchronize = context_synchronize;
   calls.stream_wait_event = stream_wait_event;
   calls.launch = launch;
   return calls;
