@@ -16,6 +16,11 @@ constexpr const char* kInterface = KVFOLIO_INTERFACE_ID
     "-abi" KVFOLIO_TEXT(__GXX_ABI_VERSION) "-cxx11-" KVFOLIO_TEXT(_GLIBCXX_USE_CXX11_ABI);
 #undef KVFOLIO_TEXT
 #undef KVFOLIO_TEXT_OF
+// Who asks: kvfolio_tiers, kvfolio_cuda.
+#ifndef KVFOLIO_WHEEL
+#define KVFOLIO_WHEEL "kvfolio"
+#endif
+constexpr const char* kWheel = KVFOLIO_WHEEL;
 // What the headers say, and not the library that was loaded.
 constexpr int kVersion = KVFOLIO_VERSION;
 std::string version_of_headers() {
@@ -26,7 +31,7 @@ std::string version_of_headers() {
 // Empty, or what differs.
 std::string difference(const std::string& version, const std::string& interface) {
   if (version == version_of_headers() && interface == kInterface) return "";
-  return "kvfolio is " + version + " (" + interface + ") and kvfolio_tiers is for " +
+  return "kvfolio is " + version + " (" + interface + ") and " + kWheel + " is for " +
          version_of_headers() + " (" + kInterface + "): install both of one version";
 }
 

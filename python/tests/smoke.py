@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sixty lines over installed wheels, with nothing but NumPy: scripts/wheel runs it. --tiers: kvfolio-tiers is there."""
+"""Sixty lines over installed wheels, with nothing but NumPy: scripts/wheel runs it. --tiers: kvfolio-tiers is there;
+--cuda: so is kvfolio-cuda, and perhaps no device."""
 
 import sys
 import tempfile
@@ -72,4 +73,36 @@ else:
         mapped = {line.split()[-1] for line in maps if "libkvfolio" in line}
     assert len(mapped) == 2, mapped  # one core, one library of tiers
     print("kvfolio.tiers: fine")
+if "--cuda" not in sys.argv:
+    try:
+        import kvfolio.cuda
+        raise SystemExit("kvfolio.cuda is there without its package")
+    except ModuleNotFoundError as error:
+        assert f"pip install kvfolio-cuda=={kv.__version__}" in str(error)
+else:
+    # A kvfolio of another build is refused; then this one is taken.
+    mine = kv._core._interface_id
+    kv._core._interface_id = lambda: "ffff-abi1"
+    try:
+        from kvfolio import cuda
+        raise SystemExit("kvfolio_cuda took a kvfolio of another build")
+    except ImportError as error:
+        assert "ffff-abi1" in str(error) and mine() in str(error), error
+    kv._core._interface_id = mine
+    from kvfolio import cuda
+
+    if cuda.available():
+        storage = cuda.Storage([spec])
+        cuda.fill(storage.view(), 0)
+        storage.check()
+    else:
+        try:
+            cuda.Storage([spec])
+            raise SystemExit("a storage without a device")
+        except kv.Unavailable:
+            pass
+    with open("/proc/self/maps") as maps:
+        cores = {line.split()[-1] for line in maps if line.rstrip().endswith("/libkvfolio.so.0")}
+    assert len(cores) == 1, cores
+    print(f"kvfolio.cuda: fine ({cuda.why_not() or cuda.Device(0)})")
 print(f"kvfolio {kv.__version__} on Python {sys.version.split()[0]}, NumPy {np.__version__}: fine")

@@ -24,7 +24,7 @@ from ._layers import (
 )
 from ._namespace import known_of
 from ._pool import Pool
-from ._prompt import generated, namespace_of, namespace_of_config, prompt_of, prompts_of
+from ._prompt import devices_of, generated, namespace_of, namespace_of_config, prompt_of, prompts_of
 from ._witness import parts_of, watch
 
 
@@ -244,7 +244,8 @@ class PagedCache(cache_utils.Cache):
             traits = known.derive(traits_of, model)
             owner = watch(known.derive(parts_of, model))
             watch_hooks(model, known)
-            space = namespace_of(model, known, namespace)
+            engines = pool.engines_for(known.derive(devices_of, model))
+            space = namespace_of(model, known, namespace, engines)
         elif namespace is None:
             raise ValueError(
                 "a configuration says nothing of weights, so prompts of two models with one "

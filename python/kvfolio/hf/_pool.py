@@ -19,12 +19,13 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Iterable, TypeVar
 
 import torch
 
 import kvfolio
 
+from . import _cuda
 from ._layers import LayerKind
 from ._plan import bytes_of, groups_for, layer_bytes
 from ._store import DTYPES, KernelStore, Shape, Store, TorchStore
@@ -43,8 +44,8 @@ class Pool:
     what ``kvfolio.plan()`` returned, to which the bookkeeping is added.
 
     ``dtype`` is the type of the cache: "f32", "bf16", "f16", "int8", or None for the model's own.
-    ``data_plane``: "auto" takes the library's kernels on a CPU and PyTorch's indexing elsewhere;
-    "torch" takes the latter everywhere. ``max_sequences`` rows and ``max_forwards`` forwards may be under
+    ``data_plane``: "auto" takes the library's kernels on a CPU, and on CUDA devices where kvfolio-cuda is
+    installed, PyTorch's indexing elsewhere; "torch" takes the latter everywhere. ``max_sequences`` rows and ``max_forwards`` forwards may be under
     way at once, of all caches together; as many sequences as there are blocks, 1,024 at most, unless said.
 
     Raises UnsupportedModel, which names the layer that no block can hold; ValueError for a word or a number that
@@ -170,6 +171,12 @@ class Pool:
             held = [self.manager.usage(g).held for g in range(len(self.groups))]
             return sum(held[group] * store.shape.bytes_per_block for group, store in self._grouped())
 
+    @property
+    def engines(self) -> list[str]:
+        """What moves the rows of its layers, of those that ran: "cpu" and "cuda-sm90-r1" (architecture and revision)
+        are the library's kernels, "torch" is PyTorch's indexing."""
+        return sorted({store.engine for _, store in self._grouped()})
+
     def clear_prefixes(self) -> None:
         """Makes every prompt unfindable; caches that are open go on."""
         with self.locked():
@@ -189,6 +196,13 @@ class Pool:
         return f"Pool({held} of {blocks} blocks held, {cached} cached, {blocks - held - cached} free)"
 
     # ---- what caches ask ----
+
+    def engines_for(self, devices: Iterable[torch.device]) -> list[str]:
+        """The kernels that layers there are to get, by name, but for a CPU's. They are a part of what prompts are
+        found under."""
+        if self._force_torch:
+            return []
+        return sorted({engine for device in devices if (engine := _cuda.engine_of(device)) is not None})
 
     def locked(self) -> threading.RLock:
         """The lock, for ``with``. What was left behind is tidied up first."""
@@ -337,8 +351,11 @@ class Pool:
                 f"of {dtype}, {shape.bytes_per_block} bytes a block, where {layer_bytes(group)} were "
                 "counted: say dtype= as the model's, or blocks= instead of memory="
             )
-        if keys.device.type != "cpu" or self._force_torch:
+        if self._force_torch:
             return TorchStore(shape, keys.device)
+        store = _cuda.cuda_store(shape, keys.device, keys.dtype)
+        if store is not None or keys.device.type != "cpu":
+            return store or TorchStore(shape, keys.device)
         return KernelStore(shape, granule=paged and _fits_granule(shape))
 
 

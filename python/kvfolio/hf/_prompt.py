@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,9 +85,15 @@ def describe(known: Known, hook: Any, module: torch.nn.Module | None) -> str:
     return f"the hook {name_of(hook)} of {places[0] if places else 'all modules'} changes what the model computes"
 
 
-def namespace_of(model: torch.nn.Module, known: Known, extra: str | bytes | None) -> Namespace:
+def devices_of(model: torch.nn.Module) -> list[torch.device]:
+    return list({parameter.device for parameter in model.parameters()})
+
+
+def namespace_of(model: torch.nn.Module, known: Known, extra: str | bytes | None, engines: Sequence[str]) -> Namespace:
+    """engines: of devices; what one target wrote is not served on another, nor by another revision."""
     made_of = fingerprint(known)
-    root = kvfolio.RootKey(model=made_of.digest, tenant_salt=_salt(extra))
+    named = b"".join(b" " + engine.encode() for engine in engines)
+    root = kvfolio.RootKey(model=made_of.digest + named, tenant_salt=_salt(extra))
     return Namespace(root, extra is not None, weakref.ref(model), made_of)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the keys and values of one layer lie.
 
-A store holds blocks of one layer and knows slots and tables, no sequences. There are two: KernelStore
-uses the library's kernels over memory that the library lays out, on a CPU; TorchStore indexes two
-tensors, on any device. Tensors come and go as attention hands them over, [batch, heads, tokens, dim].
+A store holds blocks of one layer and knows slots and tables, no sequences. There are three: KernelStore
+uses the library's kernels over memory that the library lays out, on a CPU; CudaStore (_cuda.py) does so on a
+device, with the package kvfolio-cuda; TorchStore indexes two tensors, on any device. Tensors come and go as
+attention hands them over, [batch, heads, tokens, dim].
 
 A slot is block * block_size + offset; -1 is a token that is not stored. A span names what to read of
 one row: dense positions [first, end) of which the first `pads` do not exist.
@@ -63,6 +64,9 @@ class Span:
 
 
 class Store(abc.ABC):
+    #: What moves the rows.
+    engine = "torch"
+
     def __init__(self, shape: Shape, device: torch.device) -> None:
         self.shape = shape
         self.sizes = shape.num_heads, shape.dim_k, shape.dim_v
@@ -105,6 +109,8 @@ class Store(abc.ABC):
 
 class KernelStore(Store):
     """Blocks in the library's own layout, moved by its kernels."""
+
+    engine = "cpu"
 
     def __init__(self, shape: Shape, granule: bool) -> None:
         super().__init__(shape, torch.device("cpu"))
@@ -195,7 +201,7 @@ class TorchStore(Store):
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
         flat = torch.from_numpy(slots.astype(np.int64)).to(self.device)
         stored = flat >= 0
-        rows = [_rows(keys), _rows(values)]
+        rows = [rows_of(keys), rows_of(values)]
         if not bool((slots >= 0).all()):
             flat, rows = flat[stored], [part[stored] for part in rows]
         for index, part in enumerate(rows):
@@ -230,7 +236,7 @@ def lend(tensor: torch.Tensor) -> Any:
     return to_dlpack(tensor.detach() if tensor.requires_grad else tensor)
 
 
-def _rows(states: torch.Tensor) -> torch.Tensor:
+def rows_of(states: torch.Tensor) -> torch.Tensor:
     """[batch, heads, tokens, dim] as rows [batch * tokens, heads, dim]; a view where strides allow."""
     return states.detach().transpose(1, 2).flatten(0, 1)
 

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What all objects of one device share: its kernels, its memory, and what streams still read.
+//
+// Kernels run behind the call that starts them, so what a caller lends to one has to stay. Each
+// call keeps its tensors (through DLPack, which keeps their memory) with an event behind its
+// kernels; later calls let go of those whose event has passed. So an allocator that hands freed
+// memory on at once (torch's) hands on none that a kernel reads.
+//
+// Thread safety: a mutex, which no thread waits for with the GIL.
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "dlpack.h"
+#include "kvfolio/cuda_device.h"
+#include "kvfolio/cuda_kernels.h"
+#include "kvfolio/cuda_memory.h"
+
+namespace kvfolio::python {
+
+using Owners = std::vector<Owner>;
+using SharedEvent = std::shared_ptr<cuda::Event>;
+// The last point of each stream that was given work on some memory.
+using LastWork = std::map<void*, SharedEvent>;
+
+class DeviceState {
+ public:
+  // The one of this device, or a new one. Wants no GIL.
+  static Result<std::shared_ptr<DeviceState>> of(std::int32_t ordinal);
+  explicit DeviceState(std::shared_ptr<cuda::Device> device) : device_(std::move(device)) {}
+  DeviceState(const DeviceState&) = delete;
+  DeviceState& operator=(const DeviceState&) = delete;
+  ~DeviceState();
+
+  [[nodiscard]] cuda::Device& device() const { return *device_; }
+  [[nodiscard]] Consumer consumer(void* stream) const {
+    return {device_->ordinal(), device_->name(), stream};
+  }
+  // Loads kernels and memory, at the first call. Requires: no GIL.
+  Status load();
+  // Requires: load() was ok.
+  [[nodiscard]] cuda::Kernels& kernels() const { return *kernels_; }
+  [[nodiscard]] cuda::DeviceMemory& memory() const { return *memory_; }
+
+  // Starts call() on a stream. Keeps `owners` until the stream has passed, and notes the point in
+  // each of `lasts`; none: a caller that keeps its tensors, no event. Under the GIL; runs without.
+  template <typename Call>
+  void enqueue(const std::vector<LastWork*>& lasts, Owners owners, void* stream, Call&& call) {
+    Owners over;
+    Status status;
+    {
+      const ReleasedGil release;
+      const std::lock_guard lock(mutex_);
+      let_go(over);
+      status = call();
+      const bool refused =
+          status.code() == ErrorCode::kInvalidArgument || status.code() == ErrorCode::kUnsupported;
+      if (!lasts.empty() && !refused) {
+        const Status kept = keep(lasts, owners, stream);
+        if (status.ok()) status = kept;
+      }
+    }
+    check(status);
+  }
+  // What `stream` is given from now on comes behind all work in `last`. As enqueue().
+  Status order(const LastWork& last, void* stream);
+  // Waits for that work. Wants no GIL.
+  void wait(const LastWork& last) noexcept;
+  // Waits for all of the device, and lets go of what was kept. Under the GIL.
+  void synchronize();
+  // How many calls' tensors are kept.
+  [[nodiscard]] std::size_t num_kept();
+
+ private:
+  struct Kept {
+    SharedEvent event;
+    Owners owners;
+  };
+
+  void let_go(Owners& over);
+  Status keep(const std::vector<LastWork*>& lasts, Owners& owners, void* stream);
+  Result<SharedEvent> new_event();
+
+  std::mutex mutex_;
+  std::shared_ptr<cuda::Device> device_;
+  std::shared_ptr<cuda::Kernels> kernels_;
+  std::unique_ptr<cuda::DeviceMemory> memory_;
+  std::map<void*, std::deque<Kept>> kept_;  // by stream, in the order of its work
+  std::vector<SharedEvent> free_events_;
+};
+
+// Runs f() with the GIL, on whichever thread; not at all if the interpreter is gone.
+template <typename F>
+void with_gil(F&& f) noexcept {
+  if (Py_IsInitialized() == 0) return;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  f();
+  PyGILState_Release(state);
+}
+
+}  // namespace kvfolio::python

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store of a layer on a CUDA device, where the package kvfolio-cuda is installed.
+
+Its kernels move the rows that attention hands over and gets back, on torch's current stream of the device. What
+they are given through DLPack they keep until the stream has passed, so torch's allocator hands on no memory that
+they read. Not yet run on a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any, Sequence
+
+import numpy as np
+import torch
+
+import kvfolio
+
+from ._store import DTYPES, Shape, Slots, Span, Store, rows_of
+
+#: What the kernels take: of rows, and of caches.
+_ROWS = (torch.float32, torch.float16, torch.bfloat16)
+_CACHES = (*_ROWS, torch.int8)
+_MOST_DIM = 1024
+#: Lists of slots and tables that are on the device already: the layers of a forward share them.
+_UPLOADED = 32
+
+
+def engine_of(device: torch.device) -> str | None:
+    """"cuda-sm90-r1": the architecture and the revision of the kernels that serve a device. None: none do, and
+    PyTorch's indexing does, since kvfolio-cuda is not installed or says that it cannot (cuda.why_not())."""
+    return _engine(_ordinal(device)) if device.type == "cuda" else None
+
+
+def cuda_store(shape: Shape, device: torch.device, rows: torch.dtype) -> Store | None:
+    """None: the kernels do not serve this."""
+    fits = shape.dtype in _CACHES and rows in _ROWS
+    fits = fits and all(dim % 8 == 0 and 0 < dim <= _MOST_DIM for dim in (shape.dim_k, shape.dim_v))
+    return CudaStore(shape, device) if fits and engine_of(device) is not None else None
+
+
+class CudaStore(Store):
+    """Blocks in the memory of a device, moved by the library's kernels."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        super().__init__(shape, device)
+        self._cuda = _package()
+        self.engine = _engine(_ordinal(device)) or ""
+        spec = kvfolio.GroupSpec(
+            num_layers=1,
+            num_kv_heads=shape.num_heads,
+            head_dim=shape.dim_k,
+            head_dim_v=shape.dim_v,
+            block_size=shape.block_size,
+            num_blocks=shape.num_blocks,
+            dtype=DTYPES[shape.dtype],
+        )
+        self.storage = self._cuda.Storage([spec], device=_ordinal(device))
+        self.view = self.storage.view(0, 0)
+        self._uploaded: dict[bytes, torch.Tensor] = {}
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
+        k, v = (_unit_rows(rows_of(part)) for part in (keys, values))
+        self._cuda.append(self.view, lend(k), lend(v), lend(self._upload(slots)), stream=stream_of(self.device))
+
+    def copy_blocks(self, src: Slots, dst: Slots) -> None:
+        self._cuda.copy_blocks(self.view, src, dst, stream=stream_of(self.device))
+
+    def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._cuda.gather(
+            self.view,
+            lend(self._upload(span.table)),
+            span.end,
+            first=span.first,
+            count=span.end - span.first,
+            k=lend(keys.transpose(0, 1)),
+            v=lend(values.transpose(0, 1)),
+            stream=stream_of(self.device),
+        )
+
+    def gather(self, spans: Sequence[Span], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        if dtype in _ROWS:
+            return super().gather(spans, dtype)
+        keys, values = super().gather(spans, torch.float32)
+        return keys.to(dtype), values.to(dtype)
+
+    def _upload(self, numbers: np.ndarray) -> torch.Tensor:
+        """By their content: who wrote to the array gets another one."""
+        content = numbers.tobytes()
+        found = self._uploaded.get(content)
+        if found is None:
+            found = torch.from_numpy(np.ascontiguousarray(numbers, np.int32)).to(self.device)
+            while len(self._uploaded) >= _UPLOADED:
+                del self._uploaded[next(iter(self._uploaded))]
+            self._uploaded[content] = found
+        return found
+
+
+def lend(tensor: torch.Tensor) -> Any:
+    return tensor.detach()
+
+
+def stream_of(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device)
+
+
+def _unit_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Elements of a row follow each other."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _ordinal(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _package() -> Any:
+    """kvfolio.cuda, or None without its package. One of another build is an ImportError."""
+    try:
+        return importlib.import_module("kvfolio.cuda")
+    except ModuleNotFoundError as error:
+        if error.name != "kvfolio_cuda":
+            raise
+        return None
+
+
+@functools.lru_cache(maxsize=None)
+def _engine(ordinal: int) -> str | None:
+    package = _package()
+    if package is None or not package.available():
+        return None
+    try:
+        engine: str = package.Device(ordinal).engine
+    except kvfolio.Unsupported:  # an older card
+        return None
+    return engine

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store of a CUDA device over kvfolio_cuda's twin, whose driver is none: tensors of the CPU say that they are on a
+card. Not on a device."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import models
+import numpy as np
+import pytest
+import torch
+from caches import generate, hits, pool_for, warm
+
+import kvfolio
+from kvfolio import hf
+from kvfolio.hf import _cuda
+from kvfolio.hf._store import KernelStore, Shape, Span, TorchStore
+
+TWIN = pathlib.Path(kvfolio.__file__).parents[2] / "python_twin"
+if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
+    pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
+sys.path[:0] = [str(TWIN), str(pathlib.Path(__file__).parents[1])]
+from fake_dlpack import BFLOAT, Fake  # noqa: E402
+from kvfolio_cuda._cuda import twin  # noqa: E402
+
+ENGINE = "cuda-sm95-r1"
+
+
+def lend(tensor):
+    code = BFLOAT if tensor.dtype == torch.bfloat16 else None
+    array = tensor.detach()
+    return Fake(twin, (array.view(torch.uint16) if code else array).numpy(), code=code)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """The CPU of torch is a card."""
+    _cuda._engine.cache_clear()
+    monkeypatch.setattr(_cuda, "engine_of", lambda device: _cuda._engine(0))
+    monkeypatch.setattr(_cuda, "_ordinal", lambda device: 0)
+    monkeypatch.setattr(_cuda, "lend", lend)
+    monkeypatch.setattr(_cuda, "stream_of", lambda device: None)
+    twin.eager(True)
+    yield
+    twin.eager(False)
+    twin.absent(False)
+    _cuda._engine.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
+def test_it_holds_and_gives_the_bits_of_the_cpu(card, dtype):
+    torch.manual_seed(3)
+    shape = Shape(8, 4, 2, 16, 8, dtype)
+    rows = torch.float32 if dtype == torch.int8 else dtype
+    device = torch.device("cpu")
+    stores = [KernelStore(shape, granule=False), _cuda.cuda_store(shape, device, rows)]
+    if dtype != torch.int8:
+        stores.append(TorchStore(shape, device))
+    assert [store.engine for store in stores][:2] == ["cpu", ENGINE]
+    keys, values = (torch.randn(2, 6, 2, dim).to(rows).transpose(1, 2) for dim in (16, 8))
+    slots = np.array([0, 1, 2, -1, 9, 8, 31, 30, 29, 28, 5, 4], np.int32)
+    spans = [Span(np.array([0, 2], np.int32), 1, 7, 0), Span(np.array([7, 1], np.int32), 2, 6, 2)]
+    found = []
+    for store in stores:
+        fill = torch.zeros(1, 2, 32, 16, dtype=rows), torch.zeros(1, 2, 32, 8, dtype=rows)
+        store.write(*fill, np.arange(32, dtype=np.int32))
+        store.write(keys, values, slots)
+        store.copy_blocks(np.array([7, 0], np.int32), np.array([3, 7], np.int32))
+        found.append([*store.gather(spans, rows), *store.gather([Span(np.array([3], np.int32), 0, 4, 0)], rows)])
+    for other in found[1:]:
+        for mine, theirs in zip(found[0], other):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [
+    (Shape(8, 4, 2, 12, 12, torch.float32), torch.float32),
+    (Shape(8, 4, 2, 16, 16, torch.float64), torch.float64),
+    (Shape(8, 4, 2, 16, 16, torch.float32), torch.float64),
+    (Shape(8, 4, 2, 1032, 1032, torch.float32), torch.float32),
+])
+def test_what_the_kernels_do_not_take_is_indexed_by_torch(card, shape, rows):
+    assert _cuda.cuda_store(shape, torch.device("cpu"), rows) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("attention", ["sdpa", "kvfolio"])
+def test_a_model_generates_the_text_of_its_own_cache(card, family, attention):
+    hf.register()
+    model = models.make(family)
+    model.set_attn_implementation(attention)
+    pool = pool_for(model)
+    ids = torch.randint(1, models.VOCAB - 1, (2, 40), generator=torch.Generator().manual_seed(2))
+    with hf.PagedCache(model, pool) as cache:
+        assert torch.equal(generate(model, ids, cache), generate(model, ids, None))
+    assert pool.engines == [ENGINE]
+    warm(model, pool, ids[:1])
+    assert hits(model, pool, ids[:1]) > 0
+    with hf.PagedCache(model, pool) as cache:
+        beams = generate(model, ids, cache, num_beams=3)
+    assert torch.equal(beams, generate(model, ids, None, num_beams=3))
+
+
+def test_prompts_of_one_engine_are_not_found_by_another(card, monkeypatch):
+    model = models.make("llama")
+    pool = pool_for(model)
+    ids = torch.randint(1, models.VOCAB - 1, (1, 40), generator=torch.Generator().manual_seed(4))
+    warm(model, pool, ids)
+    assert hits(model, pool, ids) == 39
+    for engine in ("cuda-sm95-r2", "cuda-sm90-r1", None):
+        monkeypatch.setattr(_cuda, "engine_of", lambda device, engine=engine: engine)
+        with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+            assert cache.cached_tokens == 0, engine
+    monkeypatch.setattr(_cuda, "engine_of", lambda device: ENGINE)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        assert cache.cached_tokens == 39
+
+
+def test_without_the_package_or_a_driver_torch_indexes(monkeypatch):
+    device = torch.device("cuda", 0)
+    twin.absent(True)
+    _cuda._engine.cache_clear()
+    assert _cuda.engine_of(device) is None
+    twin.absent(False)
+    _cuda._engine.cache_clear()
+    assert _cuda.engine_of(device) == ENGINE and _cuda.engine_of(torch.device("cpu")) is None
+    monkeypatch.setitem(sys.modules, "kvfolio_cuda", None)
+    monkeypatch.delitem(sys.modules, "kvfolio.cuda", raising=False)
+    _cuda._engine.cache_clear()
+    assert _cuda.engine_of(device) is None
+    _cuda._engine.cache_clear()

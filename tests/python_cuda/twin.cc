@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The seam of kvfolio_cuda (python/cuda/src/driver.h) over a driver that is none, and what tests in
+// Python ask of it. Its device is memory of the host: that of the driver, and what a test adopts,
+// so a NumPy array can play a tensor of a device. Kernels are the text of the real ones on the CPU,
+// late, as in library_moves_test.cc.
+
+#include "driver.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "bindings.h"
+#include "cuda/fake_driver.h"
+#include "cuda/library/host_kernels.h"
+#include "cuda/library/loaded.h"
+
+namespace kvfolio::cuda {
+namespace {
+
+constexpr int kImage = 0;
+constexpr KernelImage kImages[] = {{"moves", &kImage, 4}};
+
+// One thread at a time is in the driver, from a context's push to its pop: the driver that is none
+// knows no threads, and several devices have one stack of contexts.
+std::recursive_mutex& turn() {
+  static auto* mutex = new std::recursive_mutex;
+  return *mutex;
+}
+
+struct Adopted {
+  std::size_t bytes = 0;
+  int device = 0;
+  int times = 0;
+};
+
+// What a test sees of the calls.
+struct Twin {
+  FakeDriver fake{7};
+  DriverCalls calls = FakeDriver::calls();
+  std::map<DeviceAddress, Adopted> adopted;
+  std::map<std::pair<int, std::uintptr_t>, void*> special;  // legacy and per-thread, by device
+  std::vector<std::pair<std::string, std::uintptr_t>> log;  // calls with the stream they were given
+  bool held = false;                                        // no event passes
+  bool absent = false;                                      // there is no driver
+  bool eager = false;                                       // a kernel ends before its call does
+
+  Twin() {
+    fake.touchable = true;
+    fake.kernel = moves_on_host();
+  }
+};
+Twin& twin() {
+  static auto* it = new Twin;
+  return *it;
+}
+
+template <auto Member>
+struct Locked;
+template <typename... A, DriverResult (*DriverCalls::*Member)(A...)>
+struct Locked<Member> {
+  static DriverResult call(A... arguments) {
+    const std::lock_guard lock(turn());
+    return (twin().calls.*Member)(arguments...);
+  }
+};
+
+// The streams that have no handle are streams of their own here.
+void* real_stream(const char* call, void* stream) {
+  const auto number = reinterpret_cast<std::uintptr_t>(stream);
+  twin().log.emplace_back(call, number);
+  if (number > 2) return stream;
+  void*& made = twin().special[{FakeCalls::current_device(), number == 2 ? 2 : 1}];
+  if (made == nullptr) KVFOLIO_CHECK(FakeCalls::stream_create(&made, 1) == 0);
+  return made;
+}
+
+DriverResult push(void* context) {
+  turn().lock();
+  const DriverResult result = twin().calls.context_push(context);
+  if (result != 0) turn().unlock();
+  return result;
+}
+DriverResult pop(void** context) {
+  const DriverResult result = twin().calls.context_pop(context);
+  turn().unlock();
+  return result;
+}
+DriverResult pointer_attribute(void* value, int attribute, DeviceAddress pointer) {
+  auto next = twin().adopted.upper_bound(pointer);
+  if (next != twin().adopted.begin()) {
+    const auto& [base, memory] = *--next;
+    if (pointer - base < memory.bytes) {
+      *static_cast<int*>(value) = attribute == 2 ? 2 : memory.device;
+      return 0;
+    }
+  }
+  return twin().calls.pointer_attribute(value, attribute, pointer);
+}
+DriverResult event_record(void* event, void* stream) {
+  return twin().calls.event_record(event, real_stream("record", stream));
+}
+DriverResult event_query(void* event) {
+  return twin().held ? kNotReady : twin().calls.event_query(event);
+}
+DriverResult event_synchronize(void* event) {
+  twin().log.emplace_back("synchronize event", 0);
+  return twin().calls.event_synchronize(event);
+}
+DriverResult context_synchronize() {
+  twin().log.emplace_back("synchronize", 0);
+  return twin().calls.context_synchronize();
+}
+DriverResult stream_wait_event(void* stream, void* event, unsigned flags) {
+  return twin().calls.stream_wait_event(real_stream("wait", stream), event, flags);
+}
+DriverResult launch(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
+                    unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
+                    void** parameters, void** extra) {
+  const DriverResult result =
+      twin().calls.launch(function, x, y, z, threads_x, threads_y, threads_z, shared_bytes,
+                          real_stream("launch", stream), parameters, extra);
+  if (twin().eager) FakeCalls::finish_all();
+  return result;
+}
+
+DriverCalls calls_of_twin() {
+  DriverCalls calls;
+#define KVFOLIO_TWIN_CALL(member, symbol, arguments) \
+  calls.member = Locked<&DriverCalls::member>::call;
+  KVFOLIO_DRIVER_CALLS(KVFOLIO_TWIN_CALL)
+#undef KVFOLIO_TWIN_CALL
+  calls.context_push = push;
+  calls.context_pop = pop;
+  calls.pointer_attribute = pointer_attribute;
+  calls.event_record = event_record;
+  calls.event_query = event_query;
+  calls.event_synchronize = event_synchronize;
+  calls.context_synchronize = context_synchronize;
+  calls.stream_wait_event = stream_wait_event;
+  calls.launch = launch;
+  return calls;
+}
+
+std::uintptr_t make_stream(int device) {
+  const std::lock_guard lock(turn());
+  void* stream = nullptr;
+  KVFOLIO_CHECK(FakeCalls::context_push(FakeCalls::context_of(device)) == 0);
+  KVFOLIO_CHECK(FakeCalls::stream_create(&stream, 1) == 0);
+  void* popped = nullptr;
+  static_cast<void>(FakeCalls::context_pop(&popped));
+  return reinterpret_cast<std::uintptr_t>(stream);
+}
+
+}  // namespace
+}  // namespace kvfolio::cuda
+
+namespace kvfolio::python::driver {
+
+using cuda::twin;
+
+bool has_kernels() { return true; }
+Status available() {
+  if (twin().absent) return {ErrorCode::kUnavailable, "there is no driver in this test"};
+  return {};
+}
+Result<std::int32_t> num_devices() {
+  const Status status = available();
+  if (!status.ok()) return status;
+  return twin().fake.devices;
+}
+Result<std::shared_ptr<cuda::Device>> open(std::int32_t ordinal) {
+  const Status status = available();
+  if (!status.ok()) return status;
+  return cuda::Device::open(cuda::calls_of_twin(), ordinal);
+}
+Result<std::shared_ptr<cuda::Kernels>> load(const std::shared_ptr<cuda::Device>& device) {
+  return cuda::load_kernels(device, {}, cuda::kImages);
+}
+
+}  // namespace kvfolio::python::driver
+
+void add_twin(nb::module_& m) {
+  namespace cuda = kvfolio::cuda;
+  using cuda::turn;
+  using cuda::twin;
+  nb::module_ t = m.def_submodule("twin", "A driver that is none.");
+  t.def("adopt", [](std::uintptr_t address, std::size_t bytes, int device) {
+    const std::lock_guard lock(turn());
+    cuda::Adopted& memory = twin().adopted[address];
+    memory = {std::max(bytes, memory.bytes), device, memory.times + 1};
+  });
+  t.def("disown", [](std::uintptr_t address) {
+    const std::lock_guard lock(turn());
+    const auto memory = twin().adopted.find(address);
+    if (--memory->second.times == 0) twin().adopted.erase(memory);
+  });
+  t.def("stream", &cuda::make_stream);
+  t.def("hold", [](bool held) {
+    const std::lock_guard lock(turn());
+    twin().held = held;
+  });
+  t.def("eager", [](bool eager) { twin().eager = eager; });
+  t.def("absent", [](bool absent) { twin().absent = absent; });
+  t.def("finish", [] {
+    const std::lock_guard lock(turn());
+    cuda::FakeCalls::finish_all();
+  });
+  t.def("fail_at", [](int number, int error) {
+    const std::lock_guard lock(turn());
+    twin().fake.count = 0;
+    twin().fake.fail_at = number;
+    twin().fake.fail_with = error;
+  });
+  t.def("take_log", [] {
+    const std::lock_guard lock(turn());
+    nb::list list;
+    for (const auto& [call, stream] : twin().log) list.append(nb::make_tuple(call, stream));
+    twin().log.clear();
+    return list;
+  });
+  t.def("device_bytes", [] {
+    const std::lock_guard lock(turn());
+    return twin().fake.device_bytes();
+  });
+}
