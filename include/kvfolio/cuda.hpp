@@ -8,3 +8,4 @@
 #include "kvfolio/cuda_kernels.h"
 #include "kvfolio/cuda_memory.h"
 #include "kvfolio/cuda_plan.h"
+#include "kvfolio/cuda_wrapper.h"

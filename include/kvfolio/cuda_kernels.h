@@ -25,6 +25,7 @@
 //   multiples of 8 up to 1,024 (attend(): 576). kUnsupported names what is not.
 // Thread safety: Kernels may be used by several threads at once. A stream belongs to one at a time.
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -119,6 +120,24 @@ struct DeviceAttention {
   float* lse = nullptr;  // [query_start[n], q_heads], natural logarithm; null: not wanted
 };
 
+// What the launches of a plan depend on beside the call: how many there are, their grids and where
+// they find what in the image and the workspace. A graph that captured attend() serves every plan
+// of an equal shape whose call has the same addresses, parameters and numbers of sequences and
+// rows: upload its image to the same place, then replay.
+struct AttendShape {
+  std::int32_t num_sequences = 0;
+  std::int32_t num_rows = 0;  // of q
+  std::int32_t items = 0;
+  std::int32_t groups = 0;
+  std::int32_t prefill_items = 0;
+  std::int32_t segments = 0;
+  std::int32_t segments_per_block = 0;
+  std::int32_t states = 0;
+  bool many_nodes = false;
+  bool merges = false;
+  friend auto operator<=>(const AttendShape&, const AttendShape&) = default;
+};
+
 // How the work of a batch is cut. Good for every layer of the same shapes and strides.
 class KVFOLIO_API AttendPlan {
  public:
@@ -135,6 +154,8 @@ class KVFOLIO_API AttendPlan {
   [[nodiscard]] std::int64_t zeroed_bytes() const noexcept;
   // "cuda-sm90-general" or "cuda-sm90-tiles": rows of one name have one set of bits.
   [[nodiscard]] std::string_view target() const noexcept;
+  // Changes with the lengths of a batch, where more or less work is started for them.
+  [[nodiscard]] AttendShape shape() const noexcept;
 
   // For the sources of this library.
   struct Impl;

@@ -446,4 +446,5 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
 //  - copy_batch() and the rest of a MemoryResource: kvfolio_memory_resource has them.
 //  - arrays(), group() and num_groups() of DevicePlan: kvfolio_cuda_plan_get_arrays() and
 //    kvfolio_cuda_plan_get_group().
+//  - cuda_wrapper.h, and shape() of AttendPlan: FlashInfer's call shape is of C++ and Python.
 //  - cuda.hpp: all headers in one.

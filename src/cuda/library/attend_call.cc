@@ -235,6 +235,20 @@ std::span<const std::byte> AttendPlan::image() const noexcept { return impl_->pl
 std::int64_t AttendPlan::workspace_bytes() const noexcept { return impl_->plan.workspace_bytes; }
 std::int64_t AttendPlan::zeroed_bytes() const noexcept { return impl_->plan.zeroed_bytes; }
 std::string_view AttendPlan::target() const noexcept { return impl_->target; }
+AttendShape AttendPlan::shape() const noexcept {
+  const WorkPlan& work = impl_->plan.work;
+  const auto count = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
+  return {.num_sequences = static_cast<std::int32_t>(impl_->num_sequences),
+          .num_rows = impl_->num_rows,
+          .items = count(work.items),
+          .groups = count(work.groups),
+          .prefill_items = count(work.prefill_items),
+          .segments = count(work.segments),
+          .segments_per_block = work.segments_per_block,
+          .states = count(work.state_flags),
+          .many_nodes = impl_->plan.many_nodes,
+          .merges = work.merges};
+}
 
 Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
   KVFOLIO_RETURN_IF_ERROR(check_pointers(kernels, call, nullptr));

@@ -18,6 +18,9 @@ using KernelsOnHost = std::function<std::function<void()>(const FakeDriver::Star
 KernelsOnHost moves_on_host();
 // The kernels of attention that take any element type and head dim.
 KernelsOnHost general_attention_on_host();
+// The same, and those of tiles of bf16 and head_dim 64: of library_attend_test.cc, for the program
+// that it is part of.
+KernelsOnHost model_kernels();
 
 inline KernelsOnHost either(KernelsOnHost one, KernelsOnHost other) {
   return [one = std::move(one), other = std::move(other)](const FakeDriver::Start& start) {

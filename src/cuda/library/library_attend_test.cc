@@ -21,6 +21,7 @@
 #include "base/text.h"
 #include "cuda/attention/kernels.cuh"
 #include "cuda/fake_driver.h"
+#include "cuda/library/host_kernels.h"
 #include "cuda/library/loaded.h"
 #include "kvfolio/cuda.hpp"
 #include "kvfolio/storage.h"
@@ -105,7 +106,9 @@ TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
 
 // ---- calls ----
 
-std::function<std::function<void()>(const FakeDriver::Start&)> model_kernels() {
+}  // namespace
+
+KernelsOnHost model_kernels() {
   std::map<std::string, KernelLaunch> names;
   for (const KernelLaunch& launch : other_launches()) names[kernel_of(launch).symbol] = launch;
   for (const KernelLaunch& launch : launches_of_tiles(Element::kBF16, 64)) {
@@ -131,6 +134,8 @@ std::function<std::function<void()>(const FakeDriver::Start&)> model_kernels() {
     return work;
   };
 }
+
+namespace {
 
 // The same cache and batch on the host and on the device.
 class Twins {
