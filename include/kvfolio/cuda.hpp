@@ -5,6 +5,7 @@
 // No state beyond what they declare; each says its own thread safety. None of them needs CUDA.
 
 #include "kvfolio/cuda_device.h"
+#include "kvfolio/cuda_graph.h"
 #include "kvfolio/cuda_kernels.h"
 #include "kvfolio/cuda_memory.h"
 #include "kvfolio/cuda_plan.h"

@@ -92,6 +92,13 @@ inline constexpr int kProgrammaticSerialization = 6;
   X(stream_query, "cuStreamQuery", (void* stream))                                               \
   X(stream_wait_event, "cuStreamWaitEvent", (void* stream, void* event, unsigned flags))         \
   X(stream_context, "cuStreamGetCtx", (void* stream, void** context))                            \
+  X(stream_begin_capture, "cuStreamBeginCapture_v2", (void* stream, int mode))                   \
+  X(stream_end_capture, "cuStreamEndCapture", (void* stream, void** graph))                      \
+  X(graph_instantiate, "cuGraphInstantiateWithFlags",                                            \
+    (void** executable, void* graph, unsigned long long flags))                                  \
+  X(graph_launch, "cuGraphLaunch", (void* executable, void* stream))                             \
+  X(graph_destroy, "cuGraphDestroy", (void* graph))                                              \
+  X(graph_exec_destroy, "cuGraphExecDestroy", (void* executable))                                \
   X(event_create, "cuEventCreate", (void** event, unsigned flags))                               \
   X(event_destroy, "cuEventDestroy_v2", (void* event))                                           \
   X(event_record, "cuEventRecord", (void* event, void* stream))                                  \

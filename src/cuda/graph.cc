@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kvfolio/cuda_graph.h"
+
+#include <string>
+#include <utility>
+
+#include "base/invalid.h"
+#include "cuda/driver.h"
+
+namespace kvfolio::cuda {
+
+namespace {
+
+// Calls of this thread that cannot be captured are refused; those of others are let alone.
+constexpr int kCaptureOfThisThread = 1;
+
+}  // namespace
+
+Status Graph::begin(const std::shared_ptr<Device>& device, void* stream) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
+  if (stream == nullptr) return invalid("the legacy stream cannot be captured");
+  return device->run("to begin a capture", [&](const DriverCalls& calls) {
+    return calls.stream_begin_capture(stream, kCaptureOfThisThread);
+  });
+}
+
+Result<Graph> Graph::end(const std::shared_ptr<Device>& device, void* stream,
+                         const Status& recorded) {
+  void* captured = nullptr;
+  // Also behind an error of the recording, which is what is said then: the stream is given back.
+  const Status ended = device->run("to end a capture", [&](const DriverCalls& calls) {
+    return calls.stream_end_capture(stream, &captured);
+  });
+  Graph graph;
+  Status made = recorded.ok() ? ended : recorded;
+  if (made.ok()) {
+    graph.device_ = device;
+    made = device->run("to make a graph", [&](const DriverCalls& calls) {
+      return calls.graph_instantiate(&graph.handle_, captured, 0);
+    });
+  }
+  if (captured != nullptr) {
+    static_cast<void>(device->run(
+        "to end a graph", [&](const DriverCalls& calls) { return calls.graph_destroy(captured); }));
+  }
+  if (!made.ok()) return made;
+  return graph;
+}
+
+Graph& Graph::operator=(Graph&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  device_ = std::move(other.device_);
+  handle_ = std::exchange(other.handle_, nullptr);
+  return *this;
+}
+
+void Graph::release() noexcept {
+  if (device_ == nullptr || handle_ == nullptr) return;
+  static_cast<void>(device_->run("to end a graph", [&](const DriverCalls& calls) {
+    return calls.graph_exec_destroy(handle_);
+  }));
+}
+
+Status Graph::launch(void* stream) {
+  if (handle_ == nullptr) {
+    return {ErrorCode::kFailedPrecondition, "the graph was not made by capture()"};
+  }
+  return device_->run("to start a graph", [&](const DriverCalls& calls) {
+    return calls.graph_launch(handle_, stream);
+  });
+}
+
+}  // namespace kvfolio::cuda
