@@ -27,8 +27,8 @@
 //
 // Captured graphs: run() may be captured, plan() not. A replay computes the last plan as long as
 // shape() is the one that was captured (AttendShape): capture again when it changes, or keep a
-// graph for each shape. With a padded batch of decodes it changes when a sequence enters another
-// 1,024 tokens, and with few tokens in all another 256.
+// graph for each shape. In a batch of decodes it changes when a sequence enters another 1,024
+// tokens; where decodes go as a stream (few tokens in all, or 900 MB of them), another 256.
 // Thread safety: one thread at a time.
 
 #include <cstddef>

@@ -447,5 +447,6 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
 //  - arrays(), group() and num_groups() of DevicePlan: kvfolio_cuda_plan_get_arrays() and
 //    kvfolio_cuda_plan_get_group().
 //  - cuda_graph.h: an engine in another language captures with what it has.
-//  - cuda_wrapper.h, and shape() of AttendPlan: FlashInfer's call shape is of C++ and Python.
+//  - cuda_wrapper.h, and shape() of AttendPlan: who calls FlashInfer's wrappers does so from C++ or
+//  Python.
 //  - cuda.hpp: all headers in one.

@@ -406,6 +406,30 @@ TEST(BatchAttention, LaunchesOfOneShapeAreTheSameOverAThousandPlans) {
   }
 }
 
+TEST(BatchAttention, AGraphComputesTheLastPlanOfItsShape) {
+  World world;
+  std::map<AttendShape, Graph> graphs;
+  int replays = 0;
+  for (std::int32_t i = 0; i < 40; ++i) {
+    const Batch batch = decode_of(world.random, {1000 + i, 3 + i, 17});
+    ASSERT_TRUE(world.plan(batch).ok());
+    Graph& graph = graphs[world.attention->shape()];
+    if (graph.handle() == nullptr) {
+      Result<Graph> made =
+          Graph::capture(world.device, world.stream.handle(), [&] { return world.run(batch); });
+      ASSERT_TRUE(made) << made.error().message();
+      graph = *std::move(made);
+    } else {
+      ++replays;
+    }
+    ASSERT_TRUE(graph.launch(world.stream.handle()).ok());
+    EXPECT_LT(world.error_of(batch, world.params(false)), 1e-5) << i;
+  }
+  EXPECT_EQ(graphs.size(), 2u) << "up to 1,024 tokens, and behind";
+  EXPECT_EQ(replays, 38);
+  EXPECT_EQ(world.fake.graph_launches, 40);
+}
+
 bool g_quiet = false;
 DriverCalls calls_of_a_run_that_do_nothing() {
   DriverCalls calls = FakeDriver::calls();

@@ -3,6 +3,7 @@
 // device.
 
 #include <cstdio>
+#include <vector>
 
 #include "kvfolio/cuda.hpp"
 #include "kvfolio/manager.h"
@@ -43,6 +44,47 @@ Status send_plan(KVCacheManager& manager, cuda::DevicePlan& device_plan, void* s
   return device_plan.upload(**plan, stream);  // one copy and two kernels
 }
 
+// What an engine has for FlashInfer's wrappers: tensors of a layer, and arrays of the host.
+struct Tensors {
+  std::byte *k, *v;
+  std::vector<std::int32_t> indptr, indices, last_page_len;
+  ConstRowsView q;
+  RowsView out;
+  float* lse;
+};
+
+Status run_in_place_of_flashinfer(const std::shared_ptr<cuda::Kernels>& kernels, const Tensors& t,
+                                  void* stream) {
+  auto attention =
+      cuda::BatchAttention::create(kernels, {.max_sequences = 256, .max_pages_of_sequence = 512});
+  if (!attention) return attention.error();
+  auto cache = cuda::paged_kv_view({.k = t.k,
+                                    .v = t.v,
+                                    .layout = Format::kNhd,
+                                    .num_pages = 4096,
+                                    .page_size = 16,
+                                    .num_kv_heads = 8,
+                                    .head_dim = 128});
+  if (!cache) return cache.error();
+  KVFOLIO_RETURN_IF_ERROR((*attention)
+                              ->plan({.kv_indptr = t.indptr,
+                                      .kv_indices = t.indices,
+                                      .kv_last_page_len = t.last_page_len,
+                                      .num_qo_heads = 32,
+                                      .paged_kv = *cache},
+                                     stream));
+  return (*attention)->run(t.q, *cache, t.out, t.lse, stream);  // for each layer
+}
+
+// Launches of a stream, started again as one.
+Status replay(const std::shared_ptr<cuda::Device>& device, cuda::BatchAttention& attention,
+              const Tensors& t, const KVView& cache, void* stream) {
+  auto graph = cuda::Graph::capture(
+      device, stream, [&] { return attention.run(t.q, cache, t.out, t.lse, stream); });
+  if (!graph) return graph.error();
+  return graph->launch(stream);
+}
+
 // A cache on the device, and one empty step over it.
 Status run(const CacheSpec& spec) {
   Result<std::shared_ptr<cuda::Device>> device = cuda::Device::open(0);
@@ -68,6 +110,11 @@ Status run(const CacheSpec& spec) {
   KVFOLIO_RETURN_IF_ERROR(manager->drop(*ticket));
   Step step{};
   step.call.cache = *storage->view(GroupId(0));
+  if (run_in_place_of_flashinfer(*kernels, {}, nullptr).ok()) return {};  // no tensors
+  auto attention = cuda::BatchAttention::create(
+      *kernels, {.max_sequences = 1, .max_pages_of_sequence = 1, .workspace_bytes = 16});
+  if (!attention) return attention.error();
+  if (replay(*device, **attention, {}, step.call.cache, nullptr).ok()) return {};  // no plan
   return run_step(**kernels, step);
 }
 
