@@ -69,7 +69,7 @@ struct BatchAttentionOptions {
   std::int32_t max_sequences = 0;          // of a step: 1 to 2^20
   std::int32_t max_pages_of_sequence = 0;  // columns of the block table: 1 to 2^24
   // Device memory, and as much pinned twice, for how a step's work is cut: 16 bytes for each 1,024
-  // tokens of 8 rows, 128 for each segment of a stream. 16 to 2^32.
+  // tokens of 8 rows, 80 for each segment of a stream. 16 to 2^32.
   std::int64_t max_image_bytes = std::int64_t{4} << 20;
   // Device memory for parts of rows that are merged, as FlashInfer's float workspace. 16 to 2^40.
   std::int64_t workspace_bytes = std::int64_t{128} << 20;
