@@ -205,7 +205,7 @@ func TestATierIsOfOneUserAtATime(t *testing.T) {
 	must(t, err)
 	_, err = NewOffload(newCache(t, 8), model, options, []OffloadTier{{Tier: tier}, {Tier: tier}})
 	wants(t, err, kvfolio.ErrFailedPrecondition, "used by an Offload")
-	_, err = tier.Poll() // it is nobody's again
+	_, err = tier.Poll() // it is free again
 	must(t, err)
 	o := newOffload(t, newCache(t, 8), tier)
 	for _, misuse := range []func() error{

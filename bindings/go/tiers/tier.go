@@ -402,7 +402,7 @@ func (t *Tier) poll() []Done {
 			ticket := Ticket(one.tag)
 			buffer, known := t.flying[ticket]
 			if !known {
-				continue // of a faulty tier: nobody asked
+				continue // of a faulty tier: it was not asked
 			}
 			delete(t.flying, ticket)
 			if buffer != nil {
@@ -425,7 +425,7 @@ func (t *Tier) InFlight() int {
 	return len(t.flying)
 }
 
-// Items that are late, and tiers without a descriptor, wake nobody: who waits looks as often.
+// Items that are late, and tiers without a descriptor, wake no waiter: who waits looks as often.
 const lookEvery = 20 * time.Millisecond
 
 // Wait is Poll that waits for the first item which is done, or until the time `until`. The goroutine
@@ -515,7 +515,7 @@ func (t *Tier) waitForEvent(events *os.File, look time.Time) ([]Done, error) {
 
 // EventFD returns a descriptor that is readable when Poll has something to return, for a loop of the
 // caller's own; -1: there is none. It is the tier's: os.NewFile, which would close it, takes a copy
-// (syscall.Dup). Items that are late wake nobody.
+// (syscall.Dup). Items that are late wake no waiter.
 func (t *Tier) EventFD() int {
 	defer t.lock()()
 	return int(C.kvfolio_tier_event_fd(t.p()))

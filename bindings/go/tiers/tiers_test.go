@@ -605,7 +605,7 @@ func TestABufferOverMemoryOfTheCaller(t *testing.T) {
 	_, _ = BufferOver(unsafe.Pointer(new([64]byte)), 64)
 }
 
-// Buffers that nobody else keeps are kept by the tier, whatever the collector does meanwhile.
+// Buffers that only the tier keeps are kept by the tier, whatever the collector does meanwhile.
 func TestTheCollectorRunsWhileATierWorks(t *testing.T) {
 	const n, bytes = 60, 16384
 	old := bridge.Complain

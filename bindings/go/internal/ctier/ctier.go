@@ -130,7 +130,7 @@ func (m Map) Hold(holds bool) {
 	}
 }
 
-// Lie makes it say that something is done which nobody asked for.
+// Lie makes it say that something is done that was not asked.
 func (m Map) Lie() { m.c.lies = 1 }
 
 // Len returns how many records there are.
