@@ -244,7 +244,7 @@ class PagedCache(cache_utils.Cache):
             traits = known.derive(traits_of, model)
             owner = watch(known.derive(parts_of, model))
             watch_hooks(model, known)
-            space = namespace_of(model, known, namespace)
+            space = namespace_of(model, known, namespace, pool.names)
         elif namespace is None:
             raise ValueError(
                 "a configuration says nothing of weights, so prompts of two models with one "

@@ -13,6 +13,7 @@ import torch
 
 import kvfolio
 
+from ._durable import Names
 from ._hooks import code_of, hooks_of, name_of
 from ._namespace import Fingerprint, Known, config_fingerprint, fingerprint, known_of
 
@@ -85,9 +86,11 @@ def describe(known: Known, hook: Any, module: torch.nn.Module | None) -> str:
     return f"the hook {name_of(hook)} of {places[0] if places else 'all modules'} changes what the model computes"
 
 
-def namespace_of(model: torch.nn.Module, known: Known, extra: str | bytes | None) -> Namespace:
+def namespace_of(model: torch.nn.Module, known: Known, extra: str | bytes | None, names: Names | None) -> Namespace:
+    """`names`: those of a pool whose prompts are kept; else a namespace ends with its process."""
     made_of = fingerprint(known)
-    root = kvfolio.RootKey(model=made_of.digest, tenant_salt=_salt(extra))
+    digest = made_of.digest if names is None else names.root(model, made_of)
+    root = kvfolio.RootKey(model=digest, tenant_salt=_salt(extra))
     return Namespace(root, extra is not None, weakref.ref(model), made_of)
 
 
