@@ -60,10 +60,19 @@ class Names:
         known = self._identities.get(made_of.digest)
         if known is None:
             if self._given is not None and self._given_for is None:
-                self._given_for = made_of.digest
+                self._given_for = made_of.digest  # of the first state: the pool is being made
             given = self._given if made_of.digest == self._given_for else None
             known = self._identities[made_of.digest] = identity_of(model, given, self._layers)
         return known
+
+    def check_weights(self, model: torch.nn.Module, made_of: Fingerprint) -> None:
+        """A digest that was computed once is computed again: some writes leave no trace (docs/huggingface.md)."""
+        said = str(self.identity(model, made_of).weights)
+        if made_of.digest != self._given_for and said != f"sha256:{weights_digest(model)}":
+            raise RuntimeError(
+                "the weights were written to in a way that leaves no trace, so it is not known which keys were computed "
+                "with these: compute the prompts again, in a new pool"
+            )
 
     def root(self, model: torch.nn.Module, made_of: Fingerprint) -> bytes:
         """What takes the place of the fingerprint in a root key."""
@@ -81,7 +90,8 @@ def tiers_module() -> Any:
 
 
 def identity_of(model: torch.nn.Module, weights: str | None, layers: str) -> ModelIdentity:
-    config = model.config.get_text_config(decoder=True)
+    whole: Any = model.config
+    config = whole.get_text_config(decoder=True)
     settings = [f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}" for kind in _devices()]
     identity: ModelIdentity = tiers_module().ModelIdentity(
         model=f"{type(model).__name__} {_digest_of(_model_facts(model))}",
@@ -109,7 +119,7 @@ def weights_digest(model: torch.nn.Module) -> str:
                 if tensor.is_meta or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                     raise RuntimeError(f"a {type(tensor).__name__} on {tensor.device}")
                 plain = tensor.detach().cpu().contiguous().reshape(-1)
-                digest.update(memoryview(plain.view(torch.uint8).numpy()))
+                digest.update(plain.view(torch.uint8).numpy().data)
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 raise ValueError(
                     f"the elements of {name} cannot be read ({error}), so no digest of the weights can be made: give "
@@ -120,8 +130,8 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 def _model_facts(model: torch.nn.Module) -> list[str]:
     """Of the configuration and of each module: all that decides keys beside weights and positions."""
-    config = model.config.to_dict()
-    facts = [_text({name: value for name, value in config.items() if name not in (*_NOT_OF_KEYS, *_POSITIONS)})]
+    config: Any = model.config
+    facts = [_text({name: value for name, value in config.to_dict().items() if name not in (*_NOT_OF_KEYS, *_POSITIONS)})]
     sources: set[str] = set()
     for name, module in model.named_modules():
         kind = type(module)

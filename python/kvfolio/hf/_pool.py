@@ -30,14 +30,23 @@ import kvfolio
 
 from ._durable import Names, tiers_module
 from ._layers import LayerKind, layer_kinds
-from ._namespace import fingerprint, known_of
+from ._namespace import Fingerprint, fingerprint, known_of
 from ._plan import bytes_of, check_equal_layers, groups_for, layer_bytes
 from ._store import DTYPES, KernelStore, Shape, Store, TorchStore
 
 if TYPE_CHECKING:
     import os
 
-    from kvfolio.tiers import ModelIdentity, Offload, OffloadLeft, OffloadTier, RestoreStats, SaveStats, Tier
+    from kvfolio.tiers import (
+        ModelIdentity,
+        NameEpochs,
+        Offload,
+        OffloadLeft,
+        OffloadTier,
+        RestoreStats,
+        SaveStats,
+        Tier,
+    )
 
     from ._core import Core
 
@@ -58,7 +67,8 @@ class Pool:
 
     ``durable=True``: prompts have names that another process understands, so save() writes them to a file, and
     Pool.restore() brings them back; ``tiers`` (a ``kvfolio.tiers.DiskTier``, say) are asked for what the
-    pool does not have, and get what it computes, through ``arena`` bytes of memory. It needs the package
+    pool does not have, and get what it computes, through ``arena`` bytes of memory; ``epochs`` is what
+    ``pool.offload.epochs()`` said last, where prompts were cleared. It needs the package
     kvfolio-tiers, the model itself, and a CPU. ``weights``: the revision of the model's weights as they are
     now; None: a digest of all of them, which is computed.
 
@@ -81,6 +91,7 @@ class Pool:
         weights: str | None = None,
         tiers: Sequence[Tier | OffloadTier] = (),
         arena: int | str = "64MiB",
+        epochs: NameEpochs | None = None,
     ) -> None:
         if data_plane not in ("auto", "torch"):
             raise ValueError(f'data_plane is {data_plane!r}; "auto" and "torch" are known')
@@ -172,7 +183,7 @@ class Pool:
         self.acting: set[Any] = set()
         if tiers:
             self._offload = tiers_module().Offload(
-                self.manager, self._identity(), arena_bytes=bytes_of(arena), tiers=list(tiers))
+                self.manager, self._identity(), arena_bytes=bytes_of(arena), tiers=list(tiers), epochs=epochs)
 
     def _keep(self, model: torch.nn.Module, weights: str | None, max_forwards: int, max_sequences: int) -> None:
         """Lays out all layers at once, as a file and a tier need it."""
@@ -250,11 +261,13 @@ class Pool:
         names of the model as it is now. No forward is under way. ``key``: 32 secret bytes that seal the keys and
         values. The file has the text of all prompts, and the names of tenants: keep it as you keep them.
 
-        Raises FailedPrecondition for a pool that is not durable, or while a forward is under way.
+        Raises FailedPrecondition for a pool that is not durable, or while a forward is under way; RuntimeError for
+        weights that were written to unseen.
         """
-        identity = self._identity()
+        names, model, made_of = self._named_model()
+        names.check_weights(model, made_of)
         with self.locked():
-            stats: SaveStats = tiers_module().save(self.manager, path, identity, key=key)
+            stats: SaveStats = tiers_module().save(self.manager, path, names.identity(model, made_of), key=key)
         return stats
 
     @classmethod
@@ -310,13 +323,18 @@ class Pool:
         return self._offload
 
     def _identity(self) -> ModelIdentity:
+        names, model, made_of = self._named_model()
+        return names.identity(model, made_of)
+
+    def _named_model(self) -> tuple[Names, torch.nn.Module, Fingerprint]:
+        """The model that the pool was made for, as it is now."""
         if self.names is None:
             raise kvfolio.FailedPrecondition(
                 "the prompts of this pool have names of this process alone: make it with durable=True")
         model = self._model()
         if model is None:
             raise RuntimeError("the model of this pool is gone")
-        return self.names.identity(model, fingerprint(known_of(model)))
+        return self.names, model, fingerprint(known_of(model))
 
     def __repr__(self) -> str:
         with self.locked():
@@ -528,10 +546,11 @@ def _shape_of(group: kvfolio.GroupSpec) -> Shape:
 def _check_durable(model: Any, data_plane: str) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ValueError("a durable pool names the weights, so it needs the model, not its configuration or a plan")
-    if data_plane != "auto" or model.device.type != "cpu":  # type: ignore[union-attr]
+    device: Any = model.device
+    if data_plane != "auto" or device.type != "cpu":
         raise ValueError(
             f"a durable pool has its blocks on a CPU, in the library's layout; data_plane is {data_plane!r}, and the "
-            f"model is on {model.device}")
+            f"model is on {device}")
 
 
 def _fits_granule(shape: Shape) -> bool:

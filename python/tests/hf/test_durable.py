@@ -8,6 +8,7 @@ import pathlib
 import stat
 import subprocess
 import sys
+import threading
 
 import models
 import pytest
@@ -314,6 +315,45 @@ def test_a_save_during_a_forward_is_refused(tmp_path):
     pool.save(tmp_path / "prompts")
 
 
+def test_weights_that_were_written_to_unseen_are_not_saved(tmp_path):
+    model = made("llama")
+    pool = durable(model)
+    warm(model, pool, models.prompt(30))
+    weight = model.get_decoder().layers[1].mlp.up_proj.weight
+    weight.data.view(-1)[1::2].mul_(1.5)  # no version counter, and between the elements that are looked at
+    with pytest.raises(RuntimeError, match="leaves no trace"):
+        pool.save(tmp_path / "prompts")
+    assert not (tmp_path / "prompts").exists()
+
+
+def test_adapters_are_named_by_what_they_hold(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        torch.manual_seed(5)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(made("llama"), config).eval()
+        model.add_adapter("other", config)
+        return model
+
+    ids, model = models.prompt(30), adapted()
+    pool = durable(model)
+    warm(model, pool, ids)
+    model.set_adapter("other")
+    assert hits(model, pool, ids) == 0
+    model.set_adapter("default")
+    pool.save(tmp_path / "prompts")
+    again = adapted()
+    back = hf.Pool.restore(tmp_path / "prompts", again, **BLOCKS)
+    assert hits(again, back, ids) == ALL
+    again.set_adapter("other")
+    assert hits(again, back, ids) == ALL  # the file has what both computed
+    with again.disable_adapter():
+        assert hits(again, back, ids) == 0
+    with pytest.raises(kvfolio.InvalidArgument):
+        hf.Pool.restore(tmp_path / "prompts", made("llama"), **BLOCKS)
+
+
 # ---- tiers ----
 
 
@@ -378,3 +418,72 @@ def test_a_cleared_pool_finds_nothing_on_its_disk(tmp_path):
         pool.clear_prefixes()
         assert hits(model, pool, ids) == 0
         pool.close()
+
+
+def test_what_was_cleared_stays_so_in_the_next_process(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    epochs = None
+    for found in (0, 0, 32):
+        with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+            pool = pool_for(model, **BLOCKS, tiers=[disk], epochs=epochs)
+            assert hits(model, pool, ids) == found
+            if epochs is None:
+                pool.clear_prefixes()
+            epochs = pool.offload.epochs()
+            pool.close()
+
+
+def test_an_interrupt_while_a_tier_is_waited_for_leaves_no_block_behind(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    for run in range(2):
+        with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+            pool = pool_for(model, **BLOCKS, tiers=[disk])
+            if run:
+                real = pool._offload
+
+                class Interrupted:
+                    def __getattr__(self, name):
+                        return getattr(real, name)
+
+                    def wait(self):
+                        raise KeyboardInterrupt
+
+                pool._offload = Interrupted()
+                with pytest.raises(KeyboardInterrupt):
+                    hf.PagedCache(model, pool, prompt_ids=ids)
+                pool._offload = real
+                assert pool.num_held == 0
+                assert pool.manager.num_sequences == 0
+            assert hits(model, pool, ids) == 32 * run
+            pool.close()
+
+
+def test_caches_in_threads_share_a_disk(tmp_path):
+    model = made("llama")
+    prompts = [models.prompt(40, seed) for seed in range(4)]
+    expected = [compute(model, pool_for(model), ids) for ids in prompts]
+    for _ in range(2):
+        with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+            pool = pool_for(model, **BLOCKS, tiers=[disk])
+            wrong = []
+
+            def work(number):
+                twin = copy.deepcopy(model)
+                with torch.no_grad():
+                    for _ in range(3):
+                        with hf.PagedCache(twin, pool, prompt_ids=prompts[number]) as cache:
+                            found = cache.cached_tokens
+                            if found < 39:
+                                twin(prompts[number][:, found:-1], past_key_values=cache)
+                            out = twin(prompts[number][:, -1:], past_key_values=cache).logits
+                        if not torch.allclose(out, expected[number], atol=1e-4):
+                            wrong.append(number)
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not wrong
+            pool.manager.check_invariants()
+            assert not pool.close()
