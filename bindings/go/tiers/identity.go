@@ -82,13 +82,13 @@ func (m *ModelIdentity) toC(l *lent) *C.kvfolio_model_identity {
 // Identity makes the names of blocks (identity.h). Close it, unless it is an Offload's.
 type Identity struct {
 	c     *C.kvfolio_identity
-	owner *Offload // or nil
+	owner *life // of its Offload, or nil
 	birth
 }
 
 // p is null once the identity, or the Offload that has it, is closed.
 func (n *Identity) p() *C.kvfolio_identity {
-	if n == nil || n.owner != nil && n.owner.c == nil {
+	if n == nil || n.owner != nil && n.owner.ended {
 		return nil
 	}
 	return n.c

@@ -182,14 +182,11 @@ func NewRedisTier(options *RedisOptions) (*Tier, error) {
 		return nil, failf(kvfolio.ErrInvalidArgument,
 			"NewRedisTier: TTL is %v, allowed: whole milliseconds", ttl)
 	}
-	for _, one := range []struct {
-		name string
-		d    time.Duration
-	}{{"ConnectTimeout", options.ConnectTimeout}, {"StallTimeout", options.StallTimeout},
-		{"BreakerMin", options.BreakerMin}, {"BreakerMax", options.BreakerMax}} {
-		if one.d < 0 || one.d > 0 && one.d < time.Microsecond {
-			return nil, failf(kvfolio.ErrInvalidArgument, "NewRedisTier: %s is %v", one.name, one.d)
-		}
+	err = checkDurations("NewRedisTier", duration{"ConnectTimeout", options.ConnectTimeout},
+		duration{"StallTimeout", options.StallTimeout}, duration{"BreakerMin", options.BreakerMin},
+		duration{"BreakerMax", options.BreakerMax})
+	if err != nil {
+		return nil, err
 	}
 	var l lent
 	defer l.free()

@@ -154,6 +154,8 @@ func TestArgumentsThatCannotBeAreRefused(t *testing.T) {
 	wants(t, err, kvfolio.ErrInvalidArgument, "data_alignment")
 	_, err = NewOffload(cache, model, nil, nil)
 	wants(t, err, kvfolio.ErrInvalidArgument)
+	_, err = NewOffload(cache, model, &OffloadOptions{ArenaBytes: 1 << 20, Timeout: -time.Second}, nil)
+	wants(t, err, kvfolio.ErrInvalidArgument, "Timeout is -1s")
 	_, err = NewOffload(cache, &ModelIdentity{}, &OffloadOptions{ArenaBytes: 1 << 20}, nil)
 	wants(t, err, kvfolio.ErrInvalidArgument, "model")
 	bare, err := kvfolio.NewCache(groups(8), &kvfolio.Options{ListFindable: true})
@@ -277,10 +279,18 @@ func leave(t *testing.T, directory string) {
 	must(t, err)
 	_, err = NewIdentity(model, groups(1))
 	must(t, err)
+	storage, err := kvfolio.NewStorage(groups(8), nil)
+	must(t, err)
+	cache, err := kvfolio.NewCacheWithStorage(storage, &kvfolio.Options{ListFindable: true})
+	must(t, err)
+	tier, err := NewMemoryTier(cache, 1<<20, nil)
+	must(t, err)
+	_, err = NewOffload(cache, model, &OffloadOptions{ArenaBytes: 1 << 20}, []OffloadTier{{Tier: tier}})
+	must(t, err)
 }
 
 func TestWhatWasNotClosedIsSaid(t *testing.T) {
-	said := make(chan string, 16)
+	said := make(chan string, 64)
 	old := bridge.Complain
 	defer func() { bridge.Complain = old }()
 	bridge.Complain = func(line string) { said <- line }
@@ -290,11 +300,11 @@ func TestWhatWasNotClosedIsSaid(t *testing.T) {
 	defer os.RemoveAll(directory)
 	leave(t, directory)
 	seen := map[string]bool{}
-	for try := 0; try < 100 && len(seen) < 4; try++ {
+	for try := 0; try < 100 && len(seen) < 5; try++ {
 		runtime.GC()
 		select {
 		case line := <-said:
-			for _, name := range []string{"Buffer", "Tier", "Sealer", "Identity"} {
+			for _, name := range []string{"Buffer", "Tier", "Sealer", "Identity", "Offload"} {
 				if strings.Contains(line, "a "+name+" made at ") && strings.Contains(line, "mistakes_test.go:") {
 					seen[name] = true
 				}
@@ -302,5 +312,5 @@ func TestWhatWasNotClosedIsSaid(t *testing.T) {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	equal(t, "what was said", len(seen), 4)
+	equal(t, "what was said", len(seen), 5)
 }

@@ -66,6 +66,7 @@ type Offload struct {
 	cache    *kvfolio.Cache
 	tiers    []*Tier
 	identity *Identity
+	life     *life
 	birth
 }
 
@@ -98,13 +99,17 @@ func NewOffload(cache *kvfolio.Cache, model *ModelIdentity, options *OffloadOpti
 	if options == nil {
 		options = &OffloadOptions{}
 	}
+	if err := checkDurations("NewOffload", duration{"Timeout", options.Timeout},
+		duration{"CopyTimeout", options.CopyTimeout}); err != nil {
+		return nil, err
+	}
 	var l lent
 	defer l.free()
-	out := &Offload{cache: cache, birth: bornOf()}
+	out := &Offload{cache: cache, life: &life{}, birth: bornOf()}
 	list := make([]C.kvfolio_offload_tier, len(tiers)+1)
 	for i := range tiers {
 		tier := tiers[i].Tier
-		if err := tier.own(out); err != nil {
+		if err := tier.own(out.life); err != nil {
 			out.disownAll()
 			return nil, err
 		}
@@ -128,13 +133,13 @@ func NewOffload(cache *kvfolio.Cache, model *ModelIdentity, options *OffloadOpti
 		out.disownAll()
 		return nil, err
 	}
-	out.identity = &Identity{c: C.kvfolio_offload_identity(out.c), owner: out}
+	out.identity = &Identity{c: C.kvfolio_offload_identity(out.c), owner: out.life}
 	runtime.SetFinalizer(out, func(o *Offload) { o.leaked("Offload") })
 	return out, nil
 }
 
 // own gives the tier to an Offload.
-func (t *Tier) own(owner *Offload) error {
+func (t *Tier) own(owner *life) error {
 	defer t.lock()()
 	if err := t.alone(); err != nil {
 		return err
@@ -187,6 +192,7 @@ func (o *Offload) Close() {
 	runtime.SetFinalizer(o, nil)
 	C.kvfolio_offload_destroy(o.c)
 	o.c = nil
+	o.life.ended = true
 	o.disownAll()
 }
 

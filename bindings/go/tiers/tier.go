@@ -93,7 +93,7 @@ type Tier struct {
 	name   string
 	flying map[Ticket]*Buffer // accepted and not done
 	last   Ticket
-	owner  *Offload // that uses it
+	owner  *life    // of the Offload that uses it, or nil
 	closed bool     // it is, or will be when its owner is
 	events *os.File // a copy of the descriptor, that Go's poller watches
 	birth
@@ -545,6 +545,23 @@ func (t *Tier) WaitUntilReady(timeout time.Duration) error {
 	return call(func(e *C.kvfolio_error) C.int32_t {
 		return C.kvfolio_tier_wait_until_ready(t.c, microseconds(now()), durationToC(timeout), e)
 	})
+}
+
+// duration is one of options, where 0 is the default.
+type duration struct {
+	name  string
+	value time.Duration
+}
+
+// checkDurations refuses what would become 0 in microseconds, and so the default.
+func checkDurations(call string, all ...duration) error {
+	for _, one := range all {
+		if one.value < 0 || one.value > 0 && one.value < time.Microsecond {
+			return failf(kvfolio.ErrInvalidArgument,
+				"%s: %s is %v, allowed: 0, and from a microsecond on", call, one.name, one.value)
+		}
+	}
+	return nil
 }
 
 // durationToC: what is below 0 is 0.

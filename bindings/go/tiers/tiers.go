@@ -74,6 +74,10 @@ func closed(what string) error {
 	return failf(kvfolio.ErrFailedPrecondition, "the %s is closed", what)
 }
 
+// life is what a Tier and an Identity know of their Offload. Not the Offload itself, which knows them: the
+// collector does not run the finalizers of a circle.
+type life struct{ ended bool }
+
 // birth says where a value was made. It is a field of all that must be closed.
 type birth struct {
 	file string
