@@ -110,9 +110,10 @@ class Pool:
             most = max(group.num_blocks for group in groups)
             return min(1024, most) if max_sequences is None else max_sequences
 
-        def managed(groups: list[kvfolio.GroupSpec]) -> kvfolio.Manager:
+        def managed(of: list[kvfolio.GroupSpec] | kvfolio.Storage, groups: list[kvfolio.GroupSpec]) -> kvfolio.Manager:
             return kvfolio.Manager(
-                groups, order="unordered", max_steps_in_flight=max_forwards, max_sequences=sequences(groups)
+                of, order="unordered", max_steps_in_flight=max_forwards, max_sequences=sequences(groups),
+                copies_by_host=True, list_findable=durable,
             )
 
         if planned:
@@ -129,7 +130,7 @@ class Pool:
 
                 def with_share(share: int) -> tuple[list[kvfolio.GroupSpec], int]:
                     groups = groups_for(config, share, None, block_size, dtype or own)
-                    manager = managed(groups)
+                    manager = managed(groups, groups)
                     return groups, manager.bytes_total + manager.metadata_bytes
 
                 fits, above = sum(kvfolio.bytes_per_block(self.groups)), budget
@@ -165,10 +166,10 @@ class Pool:
         self.restored: RestoreStats | None = None
         self._offload: Offload | None = None
         self._layer_in_group: dict[int, int] = {}
-        if not durable:
-            self.manager = managed(self.groups)
-        else:
-            self._keep(model, weights, max_forwards, sequences(self.groups))
+        if durable:
+            self._lay_out(model, weights)
+        of = kvfolio.Storage(self.groups) if durable else self.groups
+        self.manager = managed(of, self.groups)
         #: Of the caches that are not closed. One that is gone is seen here, too: an interrupt that comes inside
         #: of a finalizer is swallowed by Python, and the finalizer with it.
         self._cores: dict[int, weakref.ref[Core]] = {}
@@ -185,8 +186,8 @@ class Pool:
             self._offload = tiers_module().Offload(
                 self.manager, self._identity(), arena_bytes=bytes_of(arena), tiers=list(tiers), epochs=epochs)
 
-    def _keep(self, model: torch.nn.Module, weights: str | None, max_forwards: int, max_sequences: int) -> None:
-        """Lays out all layers at once, as a file and a tier need it."""
+    def _lay_out(self, model: torch.nn.Module, weights: str | None) -> None:
+        """All layers at once, as a file and a tier need it."""
         tiers_module()  # says what to install
         config: Any = model.config
         kinds = layer_kinds(config)
@@ -202,10 +203,7 @@ class Pool:
         ]
         self._model = weakref.ref(model)
         self.names = Names(weights, kinds, self.groups)
-        self._identity()  # refuses what has no name before the memory is taken
-        self.manager = kvfolio.Manager(
-            kvfolio.Storage(self.groups), order="unordered", max_steps_in_flight=max_forwards,
-            max_sequences=max_sequences, copies_by_host=True, list_findable=True)
+        self._identity()  # refuses what has no name, before the memory is taken
 
     # ---- what users ask ----
 

@@ -374,6 +374,17 @@ def test_the_next_pool_finds_on_a_disk_what_this_one_computed(tmp_path):
             assert pool.close() is None
 
 
+def test_a_file_fills_a_pool_over_a_disk(tmp_path):
+    path = saved(tmp_path)
+    model = made("llama")
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        back = hf.Pool.restore(path, model, memory="4MiB", tiers=[disk])
+        assert back.bytes_total <= 4 << 20
+        assert hits(model, back, models.prompt(30)) == ALL
+        assert not back.close()
+        assert disk.stats().records > 0
+
+
 def test_another_model_finds_nothing_on_the_disk(tmp_path):
     ids = models.prompt(40)
     for seed in (0, 1):
