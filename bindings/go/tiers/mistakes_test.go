@@ -15,7 +15,6 @@ import (
 	"time"
 
 	kvfolio "github.com/kvfolio/kvfolio/bindings/go"
-	"github.com/kvfolio/kvfolio/bindings/go/internal/bridge"
 	"github.com/kvfolio/kvfolio/bindings/go/internal/ctier"
 )
 
@@ -291,9 +290,7 @@ func leave(t *testing.T, directory string) {
 
 func TestWhatWasNotClosedIsSaid(t *testing.T) {
 	said := make(chan string, 64)
-	old := bridge.Complain
-	defer func() { bridge.Complain = old }()
-	bridge.Complain = func(line string) { said <- line }
+	listen(t, func(line string) { said <- line })
 	// Its threads stay, so it has no directory of a test, which is removed.
 	directory, err := os.MkdirTemp("", "kvfolio-go-leak")
 	must(t, err)
