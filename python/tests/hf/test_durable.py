@@ -16,9 +16,7 @@ import torch
 from caches import generate, hits, pool_for, warm
 
 import kvfolio
-from kvfolio import hf
-
-tiers = pytest.importorskip("kvfolio.tiers")
+from kvfolio import hf, tiers
 
 ALL = 29  # tokens of a prompt of 30 that can be found
 BLOCKS = dict(blocks=64, block_size=16)
