@@ -167,7 +167,7 @@ def test_every_mark_of_the_recipes_is_shown():
 
 
 def test_every_mark_of_the_examples_is_shown():
-    sources = [*(ROOT / "examples" / "c").glob("*.c"), *(ROOT / "bindings" / "go").glob("*.go"),
+    sources = [*(ROOT / "examples" / "c").glob("*.c"), *(ROOT / "bindings" / "go").rglob("*.go"),
                *(ROOT / "bindings" / "rust" / "kvfolio" / "examples").glob("*.rs")]
     marks = {f"{path.relative_to(ROOT)}#{mark}" for path in sources
              for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
