@@ -26,7 +26,8 @@ class Disk:
             for number, payload in enumerate(payloads):
                 begin = data.find(payload[:512])
                 if begin >= 0:
-                    data[begin + (7919 * (number + 1)) % len(payload)] ^= 0x10
+                    whole = len(payload) // 4096 * 4096  # the rest is with the record's header
+                    data[begin + (7919 * (number + 1)) % (whole or len(payload))] ^= 0x10
                     found += 1
             if found > before:
                 path.write_bytes(data)
