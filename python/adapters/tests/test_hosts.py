@@ -14,6 +14,7 @@ import record
 ADAPTERS = pathlib.Path(__file__).parents[1]
 BASES = {
     "vllm": ("vllm.v1.kv_offload.tiering.base", "SecondaryTierManager", "kvfolio_vllm", "KvfolioTier"),
+    "sglang": ("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage", "kvfolio_sglang", "KvfolioStorage"),
 }
 
 

@@ -40,6 +40,7 @@ _MEANINGS = {
     "model_dtype": "the type that the model computes with, such as bfloat16",
     "kv_dtype": "the element type of keys and values, such as bfloat16 or fp8_e4m3",
     "hash": "the algorithm of the engine's block hashes",
+    "model": "its name, since the engine has none",
     "engine": "what computes keys and values, with its version",
     "layout": "what orders the bytes of a block: the attention backend, NHD or HND",
 }
@@ -125,6 +126,10 @@ class Options:
         self.end()
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tiers.DiskTier(directory, **disk, **seals)
+
+    def rest(self) -> dict[str, Any]:
+        """What was not taken yet."""
+        return dict(self._given)
 
     def end(self) -> None:
         """Whatever nobody asked for is a mistake in the configuration."""
