@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 import types
@@ -22,6 +23,7 @@ def record(package):
 def released(package):
     """Whether the real one is here."""
     spec = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
+    assert spec is not None or "KVFOLIO_ADAPTERS_RELEASED" not in os.environ, f"scripts/adapters has no {package}"
     return spec is not None
 
 
