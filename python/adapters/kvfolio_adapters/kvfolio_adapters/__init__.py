@@ -14,11 +14,12 @@ import logging
 import math
 import os
 import pathlib
+import queue
 import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import kvfolio as kv
 from kvfolio import tiers
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Job", "Options", "Owner", "check_version"]
 
+Medium = Union[tiers.DiskTier, tiers.RedisTier]
 logger = logging.getLogger(__name__)
 
 # How a field that only the user knows is asked for.
@@ -103,29 +105,28 @@ class Options:
         path = self.text(field)
         return pathlib.Path(path).read_text(encoding="utf-8").split("\n", maxsplit=1)[0].strip() if path else ""
 
-    def tier(self, subfolder: str = "") -> tiers.Tier:
+    def tier(self, subfolder: str = "") -> Medium:
         """The tier, and nothing may be left after it."""
         servers = self.text("servers")
         secret = self._secret("record_key_file")
         try:
-            seals = {"key": bytes.fromhex(secret)} if secret else {}
+            seal = bytes.fromhex(secret) if secret else None
         except ValueError:
             raise self.refusal("record_key_file", "names a file without 64 hexadecimal digits") from None
         if servers:
-            redis = {"user": self.text("user"), "password": self._secret("password_file"),
-                     "key_prefix": self.text("key_prefix", "kvfolio:"), "ttl": float(self.number("ttl", 0))}
+            user, password = self.text("user"), self._secret("password_file")
+            prefix, ttl = self.text("key_prefix", "kvfolio:"), self.number("ttl", 0)
             tls = self._given.pop("tls", None)
-            if tls is not None:
-                redis["tls"] = tiers.RedisTls(**tls)
             self.end()
-            return tiers.RedisTier(servers, **redis, **seals)
+            return tiers.RedisTier(servers, user=user, password=password, key_prefix=prefix, ttl=float(ttl), key=seal,
+                                   tls=None if tls is None else tiers.RedisTls(**tls))
         directory = pathlib.Path(self.required("directory"), subfolder)
         if "bytes" not in self._given:
             raise self.refusal("bytes", f"is missing ({_MEANINGS['bytes']})")
-        disk = {"bytes": self.count("bytes", 0, 1), "segment_bytes": self.count("segment_bytes", 0)}
+        size, segment = self.count("bytes", 0, 1), self.count("segment_bytes", 0)
         self.end()
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return tiers.DiskTier(directory, **disk, **seals)
+        return tiers.DiskTier(directory, bytes=size, segment_bytes=segment, key=seal)
 
     def rest(self) -> dict[str, Any]:
         """What was not taken yet."""
@@ -175,7 +176,7 @@ class Owner:
     TICK = 0.02  # seconds: a deadline does not make a descriptor readable
     ERASE_TIMEOUT = 5.0
 
-    def __init__(self, tier: tiers.Tier, name: str) -> None:
+    def __init__(self, tier: Medium, name: str) -> None:
         self.tier = tier
         #: How many keys ended how: "store ok", "load corrupt".
         self.counters: collections.Counter[str] = collections.Counter()
@@ -215,11 +216,9 @@ class Owner:
 
     def run(self, op: Op, keys: Sequence[bytes | None], buffers: Sequence[Any] | None, timeout: float) -> list[str]:
         """begin(), and waits for its end."""
-        ended = threading.Event()
-        jobs: list[Job] = []
-        self.begin(op, keys, buffers, timeout, lambda job: (jobs.append(job), ended.set()))
-        ended.wait()
-        return jobs[0].results
+        ended: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.begin(op, keys, buffers, timeout, ended.put)
+        return ended.get().results
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every job has ended: the last deadline says how long that takes at most."""
@@ -300,7 +299,7 @@ class Owner:
                 return
             buffers = None if job.buffers is None else [job.buffers[at] for at in places]
             try:
-                tickets = self.tier.submit(op, [job.keys[at] for at in places], buffers, timeout=left)
+                tickets = self.tier.submit(op, [job.keys[at] or b"" for at in places], buffers, timeout=left)
             except (kv.Error, TypeError, ValueError, BufferError) as error:
                 self._warn(f"a {op} is refused: {error}")
                 self._drop(jobs.popleft(), "closed" if self.tier.closed else "refused")

@@ -31,6 +31,7 @@ from vllm.v1.kv_offload.base import (  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob  # noqa: E402
 
 if TYPE_CHECKING:
+    from kvfolio_tiers._types import Op
     from vllm.v1.kv_offload.base import OffloadingSpec, OffloadKey
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
@@ -172,11 +173,11 @@ class KvfolioTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         self._transfer("load", job_metadata, self._load_timeout)
 
-    def _transfer(self, op: str, job: TransferJob, timeout: float) -> None:
+    def _transfer(self, op: Op, job: TransferJob, timeout: float) -> None:
         rows = [self._rows[int(chunk)] for chunk in job.chunk_ids if 0 <= chunk < len(self._rows)]
         self._begin(op, job, list(job.keys), rows, timeout)
 
-    def _begin(self, op: str, what: Any, keys: list[OffloadKey], rows: list[Any] | None, timeout: float) -> None:
+    def _begin(self, op: Op, what: Any, keys: list[OffloadKey], rows: list[Any] | None, timeout: float) -> None:
         self._owner.begin(op, [self._key(key) for key in keys], rows, timeout,
                           lambda job: self._ended.append((what, job)))
 
