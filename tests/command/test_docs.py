@@ -19,7 +19,8 @@ import pytest
 ROOT = pathlib.Path(os.environ.get("KVFOLIO_SOURCE_DIR",
                                    pathlib.Path(__file__).resolve().parents[2]))
 PAGES = sorted({ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md",
-                *ROOT.glob("docs/**/*.md"), *ROOT.glob("models/*/README.md")})
+                *ROOT.glob("docs/**/*.md"), *ROOT.glob("models/*/README.md"),
+                *ROOT.glob("python/adapters/*/README.md")})
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 MARKED = re.compile(r"<!-- (output|source|shown|lines of): (\S+) -->\s*\n```\w*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^)\s]+)\)")
