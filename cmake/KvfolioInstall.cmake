@@ -27,6 +27,10 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md
   ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${doc_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${doc_dir}
   FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+if(EXISTS ${PROJECT_SOURCE_DIR}/python/adapters)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/python/adapters DESTINATION ${doc_dir}/python
+    FILES_MATCHING PATTERN "README.md" PATTERN tests EXCLUDE)
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${doc_dir} PATTERN __pycache__ EXCLUDE)
 # Pages name headers by their places in the source.
 file(RELATIVE_PATH doc_to_headers /${doc_dir} /${CMAKE_INSTALL_INCLUDEDIR})

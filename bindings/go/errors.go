@@ -129,9 +129,16 @@ func (s *scratch) give(code C.int32_t, closed bool, name string) error {
 		scratches.Put(s)
 		return failf(ErrFailedPrecondition, "the %s is closed", name)
 	}
-	e := &Error{Code: Code(code), Message: C.GoString(&s.err.message[0])}
+	e := errorOf(code, &s.err)
+	scratches.Put(s)
+	return e
+}
+
+// errorOf is what C wrote of a call that returned the code.
+func errorOf(code C.int32_t, err *C.kvfolio_error) error {
+	e := &Error{Code: Code(code), Message: C.GoString(&err.message[0])}
 	if e.Code == ErrNoBlocks {
-		from := &s.err.shortage
+		from := &err.shortage
 		e.Shortage = &Shortage{
 			Group:     int(from.group),
 			Needed:    int(from.needed),
@@ -149,6 +156,5 @@ func (s *scratch) give(code C.int32_t, closed bool, name string) error {
 			Never:     from.never != 0,
 		}
 	}
-	scratches.Put(s)
 	return e
 }

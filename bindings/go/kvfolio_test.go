@@ -214,6 +214,7 @@ func TestForkCopiesTheLastBlockWhenItWrites(t *testing.T) {
 	equal(t, "last pages", g.KVLastPageLen, []int32{3, 3})
 	equal(t, "shared", g.SharedPrefixes, []SharedPrefix{{0, 2, 1}})
 	equal(t, "changed", len(g.ChangedRows), len(g.ChangedBlocks))
+	equal(t, "number", plan.Number > 0 && plan.Follows < plan.Number, true)
 	kept := plan.Clone()
 	equal(t, "the clone", kept, plan)
 	must(t, c.Commit(ticket))

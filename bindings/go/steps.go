@@ -294,6 +294,10 @@ type Plan struct {
 	CallerIDs     []uint64   // [sequences]; 0: it has none. Empty unless asked for
 	Positions     []int32    // [tokens]; empty unless asked for
 	Groups        []GroupPlan
+	Number        uint64 // counts the plans of the cache from 1 on, this one included
+	// With ChangedEntries: the Number of the plan that these lists come after; 0: they name every
+	// entry. Without: the largest uint64.
+	Follows uint64
 }
 
 func sliceOf(a *C.kvfolio_i32s) []int32 {
@@ -346,6 +350,8 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 		Rewinds:       sliceOf(&from.rewinds),
 		Positions:     sliceOf(&from.positions),
 		Groups:        make([]GroupPlan, c.numGroups),
+		Number:        uint64(from.number),
+		Follows:       uint64(from.follows),
 	}
 	if from.num_sequences > 0 {
 		plan.Sequences = unsafe.Slice((*Sequence)(unsafe.Pointer(from.sequences)),
@@ -408,6 +414,8 @@ func (p *Plan) Clone() *Plan {
 		CallerIDs:     append([]uint64(nil), p.CallerIDs...),
 		Positions:     clone(p.Positions),
 		Groups:        make([]GroupPlan, len(p.Groups)),
+		Number:        p.Number,
+		Follows:       p.Follows,
 	}
 	for i := range p.Groups {
 		g := &p.Groups[i]

@@ -443,10 +443,11 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
 //  - Device::run(), context(), impl(), device() of Kernels: for the sources of the library.
 //  - ordinal(), capability_major(), capability_minor(), num_multiprocessors() of Device: fields of
 //    kvfolio_cuda_device_info.
-//  - copy_batch(), kind() and the rest of a MemoryResource: kvfolio_memory_resource has them.
+//  - kind(), copy_batch() and the rest of a MemoryResource: kvfolio_memory_resource has them.
 //  - arrays(), group() and num_groups() of DevicePlan: kvfolio_cuda_plan_get_arrays() and
 //    kvfolio_cuda_plan_get_group().
 //  - cuda_graph.h: an engine in another language captures with what it has.
-//  - cuda_wrapper.h, and shape() of AttendPlan: who calls FlashInfer's wrappers does so from C++ or
-//  Python.
+//  - cuda_wrapper.h and shape() of AttendPlan: for callers of FlashInfer's wrappers, which are not
+//  in
+//    C either.
 //  - cuda.hpp: all headers in one.

@@ -19,7 +19,8 @@ import pytest
 ROOT = pathlib.Path(os.environ.get("KVFOLIO_SOURCE_DIR",
                                    pathlib.Path(__file__).resolve().parents[2]))
 PAGES = sorted({ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md",
-                *ROOT.glob("docs/**/*.md"), *ROOT.glob("models/*/README.md")})
+                *ROOT.glob("docs/**/*.md"), *ROOT.glob("models/*/README.md"),
+                *ROOT.glob("python/adapters/*/README.md")})
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 MARKED = re.compile(r"<!-- (output|source|shown|lines of): (\S+) -->\s*\n```\w*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^)\s]+)\)")
@@ -167,7 +168,7 @@ def test_every_mark_of_the_recipes_is_shown():
 
 
 def test_every_mark_of_the_examples_is_shown():
-    sources = [*(ROOT / "examples" / "c").glob("*.c"), *(ROOT / "bindings" / "go").glob("*.go"),
+    sources = [*(ROOT / "examples" / "c").glob("*.c"), *(ROOT / "bindings" / "go").rglob("*.go"),
                *(ROOT / "bindings" / "rust" / "kvfolio" / "examples").glob("*.rs")]
     marks = {f"{path.relative_to(ROOT)}#{mark}" for path in sources
              for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}

@@ -51,7 +51,9 @@ void use_every_struct() {
   take(RedisTls{.enabled = true}, RedisOptions{.ttl_ms = 1}, RedisCounters{.retries = 1},
        RedisNode{.slots = 1});
   take(cuda::KernelOptions{.check_pointers = false}, cuda::DeviceMemoryOptions{.lent = nullptr},
-       cuda::DeviceAttention{.layer = 1});
+       cuda::DeviceAttention{.layer = 1}, cuda::DevicePlanGroup{.block_size = 16},
+       cuda::DevicePlanOptions{.max_sequences = 1}, cuda::DeviceGroupPlan{.table_stride = 1},
+       cuda::DevicePlanArrays{.query_start = nullptr}, cuda::UploadInfo{.bytes = 1});
   take(MetricLabel{.name = "a"}, SnapshotSection{.place = 1}, SnapshotList{.sections = {}});
   take(OpLogOptions{.flush_each_call = true}, OpLogHeader{.format = 1}, LoggedCall{.number = 1},
        OpLogEnd{.num_calls = 1}, ReplayOptions{.max_memory_bytes = 1}, ReplayDifference{.call = 1},

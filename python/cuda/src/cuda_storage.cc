@@ -17,7 +17,9 @@ StorageState::~StorageState() {
   };
   if (Py_IsInitialized() == 0) {
     end();
-    static_cast<void>(new Owners(std::move(lent)));  // no deleter may run any more
+    // No deleter may run any more.
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): the process ends, one way or the other
+    static_cast<void>(new Owners(std::move(lent)));
     return;
   }
   with_gil([&] {
@@ -342,7 +344,7 @@ nb::object tensor_dlpack(const CudaTensor& self, nb::handle stream, nb::handle m
     }
     versioned = major.value >= 1;
   }
-  void* consumer = reinterpret_cast<void*>(std::uintptr_t{1});  // NOLINT(performance-no-int-to-ptr)
+  void* consumer = stream.is_none() ? stream_of(stream) : nullptr;
   if (!stream.is_none()) {
     Int number;
     if (!nb::try_cast(stream, number)) raise_wanted(stream, "stream", "None or an int");
@@ -351,10 +353,7 @@ nb::object tensor_dlpack(const CudaTensor& self, nb::handle stream, nb::handle m
                     ", allowed by DLPack for CUDA: 1 (the legacy default stream), 2 (the one of "
                     "each thread), a handle, -1 (no order is wanted)");
     }
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): a handle
-    consumer = number.value < 0
-                   ? nullptr
-                   : reinterpret_cast<void*>(static_cast<std::uintptr_t>(number.value));
+    if (number.value > 0) consumer = stream_of(stream);
   }
   if (consumer != nullptr) {
     Status status;

@@ -21,7 +21,9 @@ Result<std::shared_ptr<DeviceState>> DeviceState::of(std::int32_t ordinal) {
 // No caller is left. The kernels still may read what is kept.
 DeviceState::~DeviceState() {
   if (kept_.empty()) return;
-  if (Py_IsInitialized() == 0) {  // no deleter may run any more
+  if (Py_IsInitialized() == 0) {
+    // No deleter may run any more.
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): the process ends, one way or the other
     static_cast<void>(new std::map<void*, std::deque<Kept>>(std::move(kept_)));
     return;
   }

@@ -245,7 +245,7 @@ class PagedCache(cache_utils.Cache):
             owner = watch(known.derive(parts_of, model))
             watch_hooks(model, known)
             engines = pool.engines_for(known.derive(devices_of, model))
-            space = namespace_of(model, known, namespace, engines)
+            space = namespace_of(model, known, namespace, engines, pool.names)
         elif namespace is None:
             raise ValueError(
                 "a configuration says nothing of weights, so prompts of two models with one "

@@ -117,8 +117,7 @@ class Core:
             return 0
 
     def _open(self, tokens: np.ndarray, look_up: bool) -> tuple[int, int]:
-        opened = self.pool.manager.open(tokens, root=self.namespace.root, late_names=True, look_up=look_up)
-        return opened[0], opened[1]
+        return self.pool.open(tokens, self.namespace.root, look_up)
 
     def restart(self) -> None:
         """Forgets all tokens of the rows, so that they may be computed again."""
@@ -370,8 +369,7 @@ class Core:
         for group, part in enumerate(plan.groups):
             now.groups.append(_arrays(part, plan.query_start, now))
             if len(part.copy_src):
-                for store in pool.stores_of(group):
-                    store.copy_blocks(part.copy_src, part.copy_dst)
+                pool.copy_blocks(group, part.copy_src, part.copy_dst)
         pool.tickets.add(now.ticket)
         step.commit()
         pool.step = None

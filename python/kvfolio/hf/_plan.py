@@ -50,6 +50,20 @@ def groups_for(config: Any, memory: int | str | None, blocks: int | None, block_
     return groups
 
 
+def check_equal_layers(config: Any) -> None:
+    """Refuses layers of one window that differ: a file and a tier have one layout for each group."""
+    decoder = config.get_text_config(decoder=True)
+    seen: dict[int, tuple[int, tuple[int, int, int]]] = {}
+    for index, kind in enumerate(layer_kinds(config)):
+        if kind is not None:
+            shape = _shape(_config_of_layer(decoder, index))
+            first, expected = seen.setdefault(kind.window, (index, shape))
+            if shape != expected:
+                raise ValueError(
+                    f"layer {index} has {shape[0]} heads of {shape[1]} elements and layer {first} {expected[0]} of "
+                    f"{expected[1]}, with one window: such prompts cannot be kept, so no durable pool can be made")
+
+
 def bytes_of(memory: int | str) -> int:
     """
     >>> bytes_of("2GiB"), bytes_of(4096)

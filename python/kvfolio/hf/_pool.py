@@ -16,21 +16,39 @@ given back, and the cache is made to agree with itself (see _rows.py).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterable, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Literal, TypeVar
 
+import numpy as np
 import torch
 
 import kvfolio
 
 from . import _cuda
-from ._layers import LayerKind
-from ._plan import bytes_of, groups_for, layer_bytes
+from ._durable import Names, tiers_module
+from ._layers import LayerKind, layer_kinds
+from ._namespace import Fingerprint, fingerprint, known_of
+from ._plan import bytes_of, check_equal_layers, groups_for, layer_bytes
 from ._store import DTYPES, KernelStore, Shape, Store, TorchStore
 
 if TYPE_CHECKING:
+    import os
+
+    from kvfolio.tiers import (
+        ModelIdentity,
+        NameEpochs,
+        Offload,
+        OffloadLeft,
+        OffloadTier,
+        RestoreStats,
+        SaveStats,
+        Tier,
+    )
+
     from ._core import Core
 
 T = TypeVar("T")
@@ -48,6 +66,13 @@ class Pool:
     installed, PyTorch's indexing elsewhere; "torch" takes the latter everywhere. ``max_sequences`` rows and ``max_forwards`` forwards may be under
     way at once, of all caches together; as many sequences as there are blocks, 1,024 at most, unless said.
 
+    ``durable=True``: prompts have names that another process understands, so save() writes them to a file, and
+    Pool.restore() brings them back; ``tiers`` (a ``kvfolio.tiers.DiskTier``, say) are asked for what the
+    pool does not have, and get what it computes, through ``arena`` bytes of memory; ``epochs`` is what
+    ``pool.offload.epochs()`` said last, where prompts were cleared. It needs the package
+    kvfolio-tiers, the model itself, and a CPU. ``weights``: the revision of the model's weights as they are
+    now; None: a digest of all of them, which is computed.
+
     Raises UnsupportedModel, which names the layer that no block can hold; ValueError for a word or a number that
     does not fit, TypeError for ``memory`` that is no int and no text.
     """
@@ -63,11 +88,21 @@ class Pool:
         data_plane: str = "auto",
         max_sequences: int | None = None,
         max_forwards: int = 16,
+        durable: bool = False,
+        weights: str | None = None,
+        tiers: Sequence[Tier | OffloadTier] = (),
+        arena: int | str = "64MiB",
+        epochs: NameEpochs | None = None,
     ) -> None:
         if data_plane not in ("auto", "torch"):
             raise ValueError(f'data_plane is {data_plane!r}; "auto" and "torch" are known')
         if dtype is not None and dtype not in DTYPES.values():
             raise ValueError(f"dtype is {dtype!r}; one of {', '.join(DTYPES.values())} is allowed")
+        durable = durable or bool(tiers)
+        if durable:
+            _check_durable(model, data_plane)
+        elif weights is not None:
+            raise ValueError("weights= is for a pool whose prompts are kept: say durable=True, or tiers=")
         planned = hasattr(model, "groups")
         if planned and (memory is not None or blocks is not None):
             raise ValueError("memory= and blocks= are those of the plan")
@@ -76,9 +111,10 @@ class Pool:
             most = max(group.num_blocks for group in groups)
             return min(1024, most) if max_sequences is None else max_sequences
 
-        def managed(groups: list[kvfolio.GroupSpec]) -> kvfolio.Manager:
+        def managed(of: list[kvfolio.GroupSpec] | kvfolio.Storage, groups: list[kvfolio.GroupSpec]) -> kvfolio.Manager:
             return kvfolio.Manager(
-                groups, order="unordered", max_steps_in_flight=max_forwards, max_sequences=sequences(groups)
+                of, order="unordered", max_steps_in_flight=max_forwards, max_sequences=sequences(groups),
+                copies_by_host=True, list_findable=durable,
             )
 
         if planned:
@@ -95,7 +131,7 @@ class Pool:
 
                 def with_share(share: int) -> tuple[list[kvfolio.GroupSpec], int]:
                     groups = groups_for(config, share, None, block_size, dtype or own)
-                    manager = managed(groups)
+                    manager = managed(groups, groups)
                     return groups, manager.bytes_total + manager.metadata_bytes
 
                 fits, above = sum(kvfolio.bytes_per_block(self.groups)), budget
@@ -125,7 +161,16 @@ class Pool:
                 "two groups of the plan have one window and other heads, and a pool keeps layers of one window "
                 "together: pass the model, with memory= or blocks="
             )
-        self.manager = managed(self.groups)
+        #: Those that last, of a pool whose prompts are kept.
+        self.names: Names | None = None
+        #: What restore() did.
+        self.restored: RestoreStats | None = None
+        self._offload: Offload | None = None
+        self._layer_in_group: dict[int, int] = {}
+        if durable:
+            self._lay_out(model, weights)
+        of = kvfolio.Storage(self.groups) if durable else self.groups
+        self.manager = managed(of, self.groups)
         #: Of the caches that are not closed. One that is gone is seen here, too: an interrupt that comes inside
         #: of a finalizer is swallowed by Python, and the finalizer with it.
         self._cores: dict[int, weakref.ref[Core]] = {}
@@ -138,6 +183,28 @@ class Pool:
         self.tickets: set[int] = set()  # of forwards that are not complete
         #: The code of hooks that were seen acting; see _hooks.py.
         self.acting: set[Any] = set()
+        if tiers:
+            self._offload = tiers_module().Offload(
+                self.manager, self._identity(), arena_bytes=bytes_of(arena), tiers=list(tiers), epochs=epochs)
+
+    def _lay_out(self, model: torch.nn.Module, weights: str | None) -> None:
+        """All layers at once, as a file and a tier need it."""
+        tiers_module()  # says what to install
+        config: Any = model.config
+        kinds = layer_kinds(config)
+        check_equal_layers(config)
+        for group in self.groups:
+            indices = [index for index, kind in enumerate(kinds) if kind is not None and kind.window == group.window]
+            self._layer_in_group.update({layer: place for place, layer in enumerate(indices)})
+        latents = getattr(config.get_text_config(decoder=True), "kv_lora_rank", None)
+        paged = config._attn_implementation == "kvfolio" and not latents
+        self.groups = [
+            dataclasses.replace(group, format="granule" if paged and _fits_granule(_shape_of(group)) else "hnd")
+            for group in self.groups
+        ]
+        self._model = weakref.ref(model)
+        self.names = Names(weights, kinds, self.groups)
+        self._identity()  # refuses what has no name, before the memory is taken
 
     # ---- what users ask ----
 
@@ -178,9 +245,12 @@ class Pool:
         return sorted({store.engine for _, store in self._grouped()})
 
     def clear_prefixes(self) -> None:
-        """Makes every prompt unfindable; caches that are open go on."""
+        """Makes every prompt unfindable, in this process also what tiers have; caches that are open go on."""
         with self.locked():
-            self.manager.reset()
+            if self._offload is None or self._offload.closed:
+                self.manager.reset()
+            else:
+                self._offload.reset()
 
     reset = clear_prefixes
 
@@ -188,6 +258,88 @@ class Pool:
         """The blocks of a group of layers as text, see kvfolio.block_map()."""
         with self.locked():
             return kvfolio.block_map(self.manager, group)
+
+    # ---- prompts that outlive the process ----
+
+    def save(self, path: str | bytes | os.PathLike[str], *, key: bytes | None = None) -> SaveStats:
+        """Writes every prompt that can be found to a file of mode 0600, which appears whole or not at all, with the
+        names of the model as it is now. No forward is under way. ``key``: 32 secret bytes that seal the keys and
+        values. The file has the text of all prompts, and the names of tenants: keep it as you keep them.
+
+        Raises FailedPrecondition for a pool that is not durable, or while a forward is under way; RuntimeError for
+        weights that were written to unseen.
+        """
+        names, model, made_of = self._named_model()
+        names.check_weights(model, made_of)
+        with self.locked():
+            stats: SaveStats = tiers_module().save(self.manager, path, names.identity(model, made_of), key=key)
+        return stats
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | bytes | os.PathLike[str],
+        model: torch.nn.Module,
+        *,
+        key: bytes | None = None,
+        accepted_key: bytes | None = None,
+        damaged: Literal["refuse", "skip"] = "refuse",
+        **options: Any,
+    ) -> Pool:
+        """A durable pool for this model, of these ``options``, that finds what a file of save() has, as far as its
+        blocks go; ``restored`` says how much that was.
+
+        Raises InvalidArgument with the first field of the model, its engine or its layout that is not the file's, and
+        Corrupt for a file that is no snapshot or is damaged, with where. With damaged="skip" prompts are found up to
+        the damage.
+        """
+        if damaged not in ("refuse", "skip"):
+            raise ValueError(f'damaged is {damaged!r}; "refuse" and "skip" are known')
+        pool = cls(model, **(options | {"durable": True}))
+        stats: RestoreStats = tiers_module().restore(pool.manager, path, pool._identity(), key=key,
+                                                     accepted_key=accepted_key)
+        bad = stats.records_refused or stats.sections_damaged
+        if bad and damaged == "refuse":
+            raise kvfolio.Corrupt(
+                f"{path!r} is damaged: {stats.records_refused} of its {stats.records} records are not what was saved, or "
+                f"were sealed with another key, and {stats.sections_damaged} of its sections are damaged. `kvfolio "
+                'inspect` names them; damaged="skip" takes the prompts up to there')
+        pool.restored = stats
+        return pool
+
+    def poll(self) -> None:
+        """Gives tiers what was computed. Every call of a cache does so; this is for a program that waits."""
+        if self._offload is not None and not self._offload.closed:
+            with self.locked():
+                self._offload.poll()
+
+    def close(self, timeout: float = 5.0) -> OffloadLeft | None:
+        """Gives tiers what they do not have yet, for at most ``timeout`` seconds, and says what is left. The pool
+        goes on without them. Nothing without tiers."""
+        if self._offload is None or self._offload.closed:
+            return None
+        with self.locked():
+            left: OffloadLeft = self._offload.close(timeout)
+        return left
+
+    @property
+    def offload(self) -> Offload | None:
+        """What stands over the tiers, for its counters; None without tiers."""
+        return self._offload
+
+    def _identity(self) -> ModelIdentity:
+        names, model, made_of = self._named_model()
+        return names.identity(model, made_of)
+
+    def _named_model(self) -> tuple[Names, torch.nn.Module, Fingerprint]:
+        """The model that the pool was made for, as it is now."""
+        if self.names is None:
+            raise kvfolio.FailedPrecondition(
+                "the prompts of this pool have names of this process alone: make it with durable=True")
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model of this pool is gone")
+        return self.names, model, fingerprint(known_of(model))
 
     def __repr__(self) -> str:
         with self.locked():
@@ -203,6 +355,18 @@ class Pool:
         if self._force_torch:
             return []
         return sorted({engine for device in devices if (engine := _cuda.engine_of(device)) is not None})
+
+    def open(self, tokens: np.ndarray, root: kvfolio.RootKey, look_up: bool) -> tuple[int, int]:
+        """A sequence, and how many of its tokens were found: by tiers, too, which are waited for."""
+        if self._offload is None or self._offload.closed:
+            opened = self.manager.open(tokens, root=root, late_names=True, look_up=look_up)
+            return opened[0], opened[1]
+        sequence, found, pending = self._offload.open(tokens, root=root, late_names=True, look_up=look_up)
+        while pending:
+            for ready in self._offload.wait():
+                if ready.sequence == sequence:
+                    found, pending = ready.cached_tokens, False
+        return sequence, found
 
     def locked(self) -> threading.RLock:
         """The lock, for ``with``. What was left behind is tidied up first."""
@@ -223,6 +387,8 @@ class Pool:
                     self._tidy()
                 raise
             self._inside = before
+            if before is None and self._offload is not None and not self._offload.closed:
+                self._offload.poll()
             return result
 
     def add(self, core: Core) -> int:
@@ -308,7 +474,7 @@ class Pool:
         if found is None:
             with self.locked():
                 if layer not in self._stores:
-                    made = self._make_store(kind, keys, values, paged)
+                    made = self._make_store(layer, kind, keys, values, paged)
                     self._stores[layer] = (self.group_of_layer(kind.window), made)
                 found = self._stores[layer]
         store = found[1]
@@ -330,12 +496,21 @@ class Pool:
     def stores_of(self, group: int) -> list[Store]:
         return [store for own, store in self._grouped() if own == group]
 
+    def copy_blocks(self, group: int, src: np.ndarray, dst: np.ndarray) -> None:
+        """In all layers of the group."""
+        storage = self.manager.storage
+        if storage is not None:  # what a file brought back is there before a layer has a store
+            storage.copy_blocks(group, src, dst)
+            return
+        for store in self.stores_of(group):
+            store.copy_blocks(src, dst)
+
     # ---- inside ----
 
     def _grouped(self) -> list[tuple[int, Store]]:
         return list(self._stores.values())
 
-    def _make_store(self, kind: LayerKind, keys: torch.Tensor, values: torch.Tensor,
+    def _make_store(self, layer: int, kind: LayerKind, keys: torch.Tensor, values: torch.Tensor,
                     paged: bool) -> Store:
         if keys.shape[1] != values.shape[1]:
             raise ValueError(f"{keys.shape[1]} heads of keys and {values.shape[1]} of values")
@@ -351,16 +526,45 @@ class Pool:
                 f"of {dtype}, {shape.bytes_per_block} bytes a block, where {layer_bytes(group)} were "
                 "counted: say dtype= as the model's, or blocks= instead of memory="
             )
+        if self.names is not None:
+            return self._kept_store(layer, self.group_of_layer(kind.window), shape, keys.device)
         if self._force_torch:
             return TorchStore(shape, keys.device)
         store = _cuda.cuda_store(shape, keys.device, keys.dtype)
         if store is not None or keys.device.type != "cpu":
             return store or TorchStore(shape, keys.device)
-        return KernelStore(shape, granule=paged and _fits_granule(shape))
+        return KernelStore.of_its_own(shape, granule=paged and _fits_granule(shape))
+
+    def _kept_store(self, layer: int, index: int, shape: Shape, device: torch.device) -> Store:
+        planned = _shape_of(self.groups[index])
+        if shape != planned or device.type != "cpu":
+            raise ValueError(
+                f"layer {layer} hands over {shape.num_heads} heads of {shape.dim_k} and {shape.dim_v} elements of "
+                f"{shape.dtype} on {device}; a durable pool was laid out for {planned.num_heads} of {planned.dim_k} "
+                f"and {planned.dim_v} of {planned.dtype} on a CPU")
+        storage = self.manager.storage
+        assert storage is not None
+        return KernelStore(shape, storage.view(index, self._layer_in_group[layer]))
 
 
 def _torch_dtype(name: str) -> torch.dtype:
     return next(dtype for dtype, known in DTYPES.items() if known == name)
+
+
+def _shape_of(group: kvfolio.GroupSpec) -> Shape:
+    """Of one of its layers."""
+    return Shape(group.num_blocks, group.block_size, group.num_kv_heads, group.head_dim, group.head_dim_v or 0,
+                 _torch_dtype(group.dtype))
+
+
+def _check_durable(model: Any, data_plane: str) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError("a durable pool names the weights, so it needs the model, not its configuration or a plan")
+    device: Any = model.device
+    if data_plane != "auto" or device.type != "cpu":
+        raise ValueError(
+            f"a durable pool has its blocks on a CPU, in the library's layout; data_plane is {data_plane!r}, and the "
+            f"model is on {device}")
 
 
 def _fits_granule(shape: Shape) -> bool:

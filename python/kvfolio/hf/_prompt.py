@@ -13,6 +13,7 @@ import torch
 
 import kvfolio
 
+from ._durable import Names
 from ._hooks import code_of, hooks_of, name_of
 from ._namespace import Fingerprint, Known, config_fingerprint, fingerprint, known_of
 
@@ -89,11 +90,15 @@ def devices_of(model: torch.nn.Module) -> list[torch.device]:
     return list({parameter.device for parameter in model.parameters()})
 
 
-def namespace_of(model: torch.nn.Module, known: Known, extra: str | bytes | None, engines: Sequence[str]) -> Namespace:
-    """engines: of devices; what one target wrote is not served on another, nor by another revision."""
+def namespace_of(
+    model: torch.nn.Module, known: Known, extra: str | bytes | None, engines: Sequence[str], names: Names | None
+) -> Namespace:
+    """engines: of devices; what one target wrote is not served on another, nor by another revision. `names`: those of
+    a pool whose prompts are kept; else a namespace ends with its process."""
     made_of = fingerprint(known)
+    digest = made_of.digest if names is None else names.root(model, made_of)
     named = b"".join(b" " + engine.encode() for engine in engines)
-    root = kvfolio.RootKey(model=made_of.digest + named, tenant_salt=_salt(extra))
+    root = kvfolio.RootKey(model=digest + named, tenant_salt=_salt(extra))
     return Namespace(root, extra is not None, weakref.ref(model), made_of)
 
 

@@ -112,8 +112,13 @@ class KernelStore(Store):
 
     engine = "cpu"
 
-    def __init__(self, shape: Shape, granule: bool) -> None:
+    def __init__(self, shape: Shape, view: kvfolio.View) -> None:
         super().__init__(shape, torch.device("cpu"))
+        self.view = view  # of one layer
+
+    @classmethod
+    def of_its_own(cls, shape: Shape, granule: bool) -> KernelStore:
+        """Over memory that is made for it."""
         spec = kvfolio.GroupSpec(
             num_layers=1,
             num_kv_heads=shape.num_heads,
@@ -124,8 +129,7 @@ class KernelStore(Store):
             dtype=DTYPES[shape.dtype],
             format="granule" if granule else "hnd",
         )
-        self.storage = kvfolio.Storage([spec])
-        self.view = self.storage.view(0, 0)
+        return cls(shape, kvfolio.Storage([spec]).view(0, 0))
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
         _core.exchange(self.view, lend(keys), lend(values), slots)

@@ -48,6 +48,17 @@ def test_scores_behind_a_shared_prompt_are_those_without_a_cache():
     assert run("score_hf.py").splitlines() == ["as without a cache"] * 2 + ["99 of 100 prompt tokens are found"]
 
 
+def test_the_few_shot_prompt_survives_the_process():
+    assert run("save_hf.py").splitlines() == [
+        "0 of 107 prompt tokens were found",
+        "100 of 107 prompt tokens were found",
+    ]
+    assert run("tiers_hf.py").splitlines() == [
+        "0 of 100 prompt tokens were found",
+        "96 of 100 prompt tokens were found",
+    ]
+
+
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
 def test_the_example_finds_its_prompts(name, example):
     lines = [line for line in example.splitlines() if line.startswith(name)]

@@ -151,6 +151,7 @@ impl Slot {
 /// assert_eq!((group.kv_last_page_len(), group.kv_first_live()), (&[3, 1][..], &[0, 0][..]));
 /// assert_eq!((plan.table_of(0, 1), plan.rewinds()), (&[1, 2][..], &[0, 0][..]));
 /// assert!(plan.caller_ids().is_empty());
+/// assert_eq!((plan.number(), plan.follows()), (1, Some(0)));
 /// assert!(group.copy_src().is_empty() && group.copy_dst().is_empty());
 /// assert_eq!((group.changed_rows(), group.changed_columns()), (&[0, 1, 1][..], &[0, 0, 1][..]));
 /// assert_eq!(group.changed_blocks(), [0, 1, 2]);
@@ -196,9 +197,29 @@ impl<'a> PlanArrays<'a> {
         unsafe { &*self.step }
     }
 
+    /// As C wrote it; valid as long as the borrow.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn step_to_c(&self) -> *const sys::kvfolio_step_plan {
+        self.step
+    }
+    /// The groups, and how many they are.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn groups_to_c(&self) -> (*const sys::kvfolio_group_plan, usize) {
+        (self.groups, self.n)
+    }
+
     /// The number of the step.
     pub fn ticket(&self) -> Ticket {
         Ticket(self.step().ticket)
+    }
+    /// Counts the plans of the cache from 1 on, this one included.
+    pub fn number(&self) -> u64 {
+        self.step().number
+    }
+    /// The number of the plan that the lists of changed entries come after; 0: they name every entry.
+    /// None without these lists.
+    pub fn follows(&self) -> Option<u64> {
+        Some(self.step().follows).filter(|&number| number != u64::MAX)
     }
     /// Tokens of all sequences.
     pub fn num_tokens(&self) -> usize {

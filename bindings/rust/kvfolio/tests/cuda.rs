@@ -6,8 +6,8 @@
 
 use kvfolio::cuda::*;
 use kvfolio::{
-    Attention, Bases, Batch, Borrowed, BorrowedGroup, DType, Error, GatherOptions, GroupSpec, Rows,
-    RowsMut, Storage, Strides,
+    Attention, Bases, Batch, Borrowed, BorrowedGroup, Cache, DType, Error, GatherOptions,
+    GroupSpec, Options, PlanOptions, Rows, RowsMut, Storage, Strides,
 };
 use std::sync::Arc;
 
@@ -276,6 +276,71 @@ fn events_order_streams() {
     event.synchronize().unwrap();
     assert!(event.has_passed().unwrap() && other.is_done().unwrap());
     assert!(images(&storage).iter().all(|&byte| byte == 2));
+}
+
+// Steps whose tables go up entry by entry, then whole, and are there.
+#[test]
+fn plans_on_a_device_are_those_of_the_manager() {
+    if !is_fake() {
+        return;
+    }
+    let m = machine();
+    let spec = group();
+    let mut cache =
+        Cache::new(&[spec], &Options { max_sequences: 4, ..Options::default() }).unwrap();
+    let sizes = DevicePlanOptions {
+        max_sequences: 4,
+        max_tokens: 16,
+        num_rows: cache.num_rows(),
+        groups: vec![(spec.block_size, 8)],
+        ..DevicePlanOptions::default()
+    };
+    let mut plan = DevicePlan::new(&m.kernels, &sizes).unwrap();
+    assert!(plan.device_bytes() > 0 && plan.pinned_bytes() > 0);
+    let (a, stream) = (cache.open(&[], &Default::default()).unwrap().sequence, m.stream.handle());
+    let options = PlanOptions { changed_entries: true, ..PlanOptions::default() };
+    for i in 0..6 {
+        let mut step = cache.begin_step().unwrap();
+        step.append(a, &[i]).unwrap();
+        let arrays = step.plan(&options).unwrap();
+        assert!(!plan.needs_block_tables(&arrays).unwrap());
+        // SAFETY: one stream of this device, which lives.
+        unsafe {
+            if i % 2 == 0 {
+                plan.upload(&arrays, stream).unwrap();
+            } else {
+                plan.send(&arrays, stream).unwrap();
+                plan.apply(stream).unwrap();
+            }
+            plan.verify(&arrays, stream).unwrap();
+        }
+        assert_eq!(plan.last_upload().whole_rows, (i == 4) as i64);
+        plan.wait().unwrap();
+        step.finish().unwrap();
+        if i == 3 {
+            plan.resend();
+        }
+    }
+    let arrays = plan.arrays();
+    assert!(!arrays.kv_lens.is_null() && arrays.positions.is_null() && arrays.num_groups == 1);
+    assert_eq!(plan.group(0).unwrap().table_stride, 8);
+    assert!(matches!(plan.group(1), Err(Error::InvalidArgument(_))));
+    assert!(plan.last_upload().bytes > 0);
+    // A step that it was never told of.
+    let no_tables = PlanOptions { no_block_tables: true, ..options };
+    let mut step = cache.begin_step().unwrap();
+    step.append(a, &[7]).unwrap();
+    step.plan(&no_tables).unwrap();
+    step.finish().unwrap();
+    let mut step = cache.begin_step().unwrap();
+    step.append(a, &[8]).unwrap();
+    let arrays = step.plan(&no_tables).unwrap();
+    assert!(plan.needs_block_tables(&arrays).unwrap());
+    // SAFETY: as above.
+    let error = unsafe { plan.upload(&arrays, stream) };
+    assert!(matches!(error, Err(Error::FailedPrecondition(_))), "{error:?}");
+    let none = DevicePlanOptions { max_sequences: 0, ..sizes };
+    assert!(matches!(DevicePlan::new(&m.kernels, &none), Err(Error::InvalidArgument(_))));
 }
 
 // Whatever goes first, what is left has all that it needs.

@@ -31,6 +31,7 @@
 //! - [`Kernels`] has `append`, `gather`, `copy_blocks`, `convert_blocks`, `fill` and attention. They
 //!   start work on a stream and return, and take addresses of the device, so they are `unsafe`: each
 //!   says what has to be so until the stream has passed.
+//! - [`DevicePlan`] keeps the arrays of a step and block tables on the device.
 //! - A stream is a [`RawStream`], a `CUstream` or `cudaStream_t`: of [`Stream`], or of an engine.
 //! - Each value keeps the device that it was made with.
 
@@ -38,9 +39,11 @@ mod attention;
 mod device;
 mod kernels;
 mod memory;
+mod plan;
 
 pub use attention::{AttendPlan, DeviceAttention};
 pub use device::{available, num_devices, Device, Event, RawStream, Stream};
 pub use kernels::{kernel_revision, DeviceRows, Kernels, NO_ENTRY};
 pub use kvfolio_cuda_sys as sys;
 pub use memory::{DeviceBuffer, DeviceMemory, DeviceSource, MemoryOptions, PinnedBuffer};
+pub use plan::{DevicePlan, DevicePlanOptions, UploadInfo};

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner of a tier, over one that does what a test says."""
+
+import os
+import threading
+import time
+
+import pytest
+from kvfolio import tiers
+from kvfolio_adapters import Owner
+
+
+class Tier:
+    """Takes at most `room` items at a time, and ends them when it is told to."""
+
+    def __init__(self, room):
+        self.room, self.tickets, self.given, self.ended = room, 0, [], []
+        self.lock, self.closed, self.fd = threading.Lock(), False, os.eventfd(0, os.EFD_NONBLOCK)
+
+    def submit(self, op, keys, buffers, *, timeout):
+        with self.lock:
+            assert timeout > 0
+            taken = min(len(keys), self.room - len(self.given))
+            first, self.tickets = self.tickets, self.tickets + taken
+            self.given += [(first + i, op, keys[i]) for i in range(taken)]
+            return range(first, first + taken)
+
+    def end(self, result="ok", count=10**6):
+        with self.lock:
+            over, self.given = self.given[:count], self.given[count:]
+            self.ended += [tiers.Done(ticket, result) for ticket, *_ in over]
+        os.eventfd_write(self.fd, 1)
+
+    def poll(self):
+        with self.lock:
+            ended, self.ended = self.ended, []
+        return ended
+
+    def event_fd(self):
+        return self.fd
+
+    def describe(self):
+        return "a tier of a test"
+
+    def close(self, timeout):
+        self.end("closed")
+        self.closed = True
+
+
+def until(ask):
+    for _ in range(1000):
+        if ask():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not come to that")
+
+
+@pytest.fixture
+def tier():
+    return Tier(room=4)
+
+
+@pytest.fixture
+def owner(tier):
+    made = Owner(tier, "test")
+    yield made
+    made.close(0)
+
+
+def keys(count):
+    return [b"%072d" % i for i in range(count)]
+
+
+def test_what_a_full_tier_never_takes_ends_at_its_deadline(tier, owner):
+    ended = []
+    owner.begin("load", keys(6), [bytearray(1)] * 6, 0.2, ended.append)
+    until(lambda: len(tier.given) == 4)
+    begin = time.monotonic()
+    assert owner.run("load", keys(2), [bytearray(1)] * 2, 0.2) == ["timeout"] * 2
+    assert time.monotonic() - begin < 5 and not ended  # the tier still has four of the first
+    tier.end("timeout")
+    until(lambda: ended)
+    assert ended[0].results == ["timeout"] * 6 and owner.counters["load timeout"] == 8
+
+
+def test_what_waits_goes_when_there_is_room_loads_first(tier, owner):
+    ended = []
+    for op in ("store", "store", "load"):
+        owner.begin(op, keys(4), [bytearray(1)] * 4, 60, ended.append)
+        until(lambda: len(tier.given) == 4)  # the first is there before the others come
+    for _ in range(3):
+        until(lambda: len(tier.given) == 4)
+        tier.end()
+    until(lambda: len(ended) == 3)
+    assert [job.op for job in ended] == ["store", "load", "store"] and all(job.ok for job in ended)
+    assert owner.drain(5)
+
+
+def test_stores_in_flight_have_a_limit_in_bytes():
+    tier = Tier(room=100)
+    owner = Owner(tier, "test")
+    buffers = [bytearray(1)] * 10
+    owner.STORE_BYTES = 3
+    ended = []
+    owner.begin("store", keys(10), buffers, 60, ended.append)
+    for wanted in (3, 3, 3, 1):
+        until(lambda wanted=wanted: len(tier.given) == wanted)
+        time.sleep(0.05)
+        assert len(tier.given) == wanted
+        tier.end()
+    until(lambda: ended)
+    assert ended[0].ok
+    owner.STORE_BYTES = 0  # one that is larger than all of it still goes, alone
+    owner.begin("store", keys(2), buffers[:2], 60, ended.append)
+    for _ in range(2):
+        until(lambda: len(tier.given) == 1)
+        tier.end()
+    until(lambda: len(ended) == 2)
+    owner.close()
+
+
+def test_a_tier_that_takes_nothing_and_has_nothing_is_not_waited_for():
+    owner = Owner(Tier(room=0), "test")
+    assert owner.run("store", keys(2), [bytearray(1)] * 2, 60) == ["unavailable"] * 2
+    owner.close()
+
+
+def test_a_record_that_does_not_verify_is_erased_before_the_job_has_ended(tier, owner):
+    ended = []
+    owner.begin("load", keys(2), [bytearray(1)] * 2, 60, ended.append)
+    until(lambda: len(tier.given) == 2)
+    tier.end("corrupt", 1)
+    tier.end("ok")
+    until(lambda: ended)
+    assert ended[0].results == ["corrupt", "ok"]
+    until(lambda: [(op, key) for _, op, key in tier.given] == [("erase", keys(1)[0])])
+    assert not owner.drain(0.05)
+    tier.end()
+    assert owner.drain(5)
+
+
+def test_an_adapters_mistake_at_the_end_of_a_job_stops_no_other(tier, owner):
+    owner.begin("exists", keys(1), None, 60, lambda job: 1 / 0)
+    until(lambda: tier.given)
+    tier.end()
+    ended = []
+    owner.begin("exists", keys(1), None, 60, ended.append)
+    until(lambda: tier.given)
+    tier.end("miss")
+    until(lambda: ended)
+    assert ended[0].results == ["miss"] and owner.drain(5)
+
+
+def test_closing_ends_what_waits_and_what_is_in_flight(tier):
+    owner = Owner(tier, "test")
+    ended = []
+    for _ in range(3):
+        owner.begin("store", keys(3), [bytearray(1)] * 3, 60, ended.append)
+    until(lambda: len(tier.given) == 4)
+    owner.close(0.1)
+    assert [job.results for job in ended] == [["closed"] * 3] * 3
+    assert owner.run("exists", keys(1), None, 1) == ["closed"]

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvfolio_sglang as SGLang's cache controller drives it, over a pool of arrays, and over its own where that is installed."""
+
+import hashlib
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from kvfolio_sglang import KvfolioStorage
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+
+import hosts
+import media
+
+IDENTITY = {"weights": "sha256:0f3a", "model_dtype": "bfloat16", "kv_dtype": "bfloat16", "layout": "flashinfer, NHD"}
+DYNAMIC = {"backend_name": "kvfolio", "module_path": "kvfolio_sglang", "class_name": "KvfolioStorage", "interface_v1": 1}
+PAGE = 16
+
+
+class Pool:
+    """The calls of a host pool, with layers in front of tokens, so that a page lies in pieces."""
+
+    layout, page_size, head_num, head_dim, layer_num, start_layer, end_layer = "layer_first", PAGE, 2, 64, 3, 0, 3
+
+    def __init__(self, pages=40, dtype=np.float16, **said):
+        self.dtype = np.dtype(dtype)
+        self.buffer = np.zeros((2, self.layer_num, pages * PAGE, self.head_num, self.head_dim), self.dtype)
+        vars(self).update(said)
+
+    def get_data_page(self, index, flat=True):
+        page = self.buffer[:, :, index:index + PAGE]
+        return page.flatten() if flat else page
+
+    def set_from_flat_data_page(self, index, data_page):
+        self.buffer[:, :, index:index + PAGE] = data_page.reshape(2, self.layer_num, PAGE, self.head_num, self.head_dim)
+
+    def fill(self, seed):
+        self.buffer[:] = np.random.default_rng(seed).standard_normal(self.buffer.shape)
+        return self.buffer.copy()
+
+
+def config(extra, **said):
+    return HiCacheStorageConfig(**{
+        "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
+        "is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": False, "model_name": "m",
+        "extra_config": {**DYNAMIC, **extra}, **said})
+
+
+def key(number):
+    return hashlib.sha256(b"page %d" % number).hexdigest()
+
+
+def indices(*pages):
+    """As the controller hands them over: each token's."""
+    return np.concatenate([np.arange(page * PAGE, (page + 1) * PAGE) for page in pages] or [np.zeros(0, int)])
+
+
+class Storage:
+    def __init__(self, options, pool=None, said=None, **more):
+        self.pool = pool or Pool()
+        self.it = KvfolioStorage(config({**IDENTITY, **options, **more}, **(said or {})), {})
+        self.it.register_mem_pool_host(self.pool)
+        self.it.on_host_pools_registered()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.it.close()
+
+    def set(self, keys, *pages):
+        return self.it.batch_set_v1(keys, indices(*pages))
+
+    def get(self, keys, *pages):
+        return self.it.batch_get_v1(keys, indices(*pages))
+
+
+def test_pages_come_back_into_other_places(medium):
+    with Storage(medium.options) as storage:
+        wanted = storage.pool.fill(1)
+        keys = [key(i) for i in range(4)]
+        assert storage.it.batch_exists(keys) == 0
+        assert storage.set(keys, 0, 1, 2, 3) == [True] * 4
+        assert storage.it.batch_exists([*keys, key(99)]) == 4 and storage.it.exists(keys[0])
+        storage.pool.buffer[:] = 0
+        assert storage.get(keys, 7, 6, 5, 4) == [True] * 4
+        for i in range(4):
+            assert (storage.pool.get_data_page((7 - i) * PAGE) == wanted[:, :, i * PAGE:(i + 1) * PAGE].flatten()).all()
+        assert not storage.pool.buffer[:, :, :4 * PAGE].any()
+
+
+def test_exists_counts_to_the_first_that_is_not_there(disk):
+    with Storage(disk.options) as storage:
+        storage.set([key(0), key(2)], 0, 1)
+        assert storage.it.batch_exists([key(0), key(1), key(2)]) == 1
+        assert storage.get([key(0), key(1), key(2)], 3, 4, 5) == [True, False, True]
+        assert storage.it.batch_exists([]) == 0 and storage.get([]) == [] and storage.set([]) == []
+
+
+def test_a_batch_of_128_pages_passes(disk):
+    with Storage({**disk.options, "bytes": 256 << 20}, Pool(130)) as storage:
+        keys = [key(i) for i in range(128)]
+        wanted = storage.pool.fill(2)
+        assert all(storage.set(keys, *range(128)))
+        storage.pool.buffer[:] = 0
+        assert all(storage.get(keys, *range(128))) and (storage.pool.buffer[:, :, :128 * PAGE]
+                                                        == wanted[:, :, :128 * PAGE]).all()
+
+
+def test_the_interface_before_v1_moves_the_same_pages(disk):
+    with Storage(disk.options) as storage:
+        storage.pool.fill(3)
+        pages = [storage.pool.get_data_page(i * PAGE) for i in range(3)]
+        keys = [key(i) for i in range(3)]
+        assert storage.it.batch_set(keys, pages) and storage.it.set(key(3), pages[0])
+        back = [np.zeros_like(page) for page in pages]
+        got = storage.it.batch_get([*keys[:2], key(9)], back)
+        assert got[2] is None and all((a == b).all() for a, b in zip(got[:2], pages))
+        assert (storage.it.get(keys[2], back[2]) == pages[2]).all()
+        assert storage.it.get(key(9), back[0]) is None and storage.it.get(keys[0]) is None
+        assert storage.get(keys, 5, 6, 7) == [True] * 3 and (storage.pool.get_data_page(5 * PAGE) == pages[0]).all()
+
+
+def test_prefetch_and_backup_run_at_the_same_time(medium):
+    with Storage(medium.options) as storage:
+        storage.pool.fill(4)
+        assert all(storage.set([key(i) for i in range(8)], *range(8)))
+        failures = []
+
+        def body(call, names, places):
+            try:
+                for _ in range(30):
+                    assert all(call(names, *places))
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        threads = [threading.Thread(target=body, args=(storage.get, [key(i) for i in range(8)], range(10, 18))),
+                   threading.Thread(target=body, args=(storage.set, [key(i) for i in range(50, 58)], range(8)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not failures and (storage.pool.get_data_page(10 * PAGE) == storage.pool.get_data_page(0)).all()
+
+
+CHILD = """
+import signal, sys
+sys.path.insert(0, sys.argv[1])
+import conftest
+from test_sglang import *
+storage = Storage({"directory": sys.argv[2], "bytes": 64 << 20, "segment_bytes": 8 << 20})
+storage.pool.fill(5)
+assert all(storage.set([key(i) for i in range(8)], *range(8)))
+print("stored", flush=True)
+signal.pause()
+"""
+
+
+def test_what_a_killed_process_had_stored_is_hit_by_the_next(disk):
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(pathlib.Path(__file__).parent), str(disk.folder)],
+                             stdout=subprocess.PIPE, text=True)
+    for line in child.stdout:
+        if line == "stored\n":
+            break
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    with Storage(disk.options) as storage:
+        wanted = Pool().fill(5)
+        keys = [key(i) for i in range(8)]
+        assert storage.it.batch_exists(keys) == 8 and all(storage.get(keys, *range(8)))
+        assert (storage.pool.buffer[:, :, :8 * PAGE] == wanted[:, :, :8 * PAGE]).all()
+
+
+def test_of_32_pages_with_a_flipped_byte_none_reaches_the_pool(medium):
+    keys = [key(i) for i in range(32)]
+    with Storage(medium.options) as storage:
+        storage.pool.fill(6)
+        payloads = [storage.pool.get_data_page(i * PAGE).tobytes() for i in range(32)]
+        assert all(storage.set(keys, *range(32)))
+    assert medium.flip_all(payloads) == 32
+    with Storage(medium.options) as storage:
+        assert storage.it.batch_exists(keys) == 32
+        assert storage.get(keys, *range(32)) == [False] * 32
+        assert not storage.pool.buffer.any()
+        assert storage.it.batch_exists(keys) == 0
+        wanted = storage.pool.fill(6)
+        assert all(storage.set(keys, *range(32)))
+        storage.pool.buffer[:] = 0
+        assert all(storage.get(keys, *range(32)))
+        assert (storage.pool.buffer[:, :, :32 * PAGE] == wanted[:, :, :32 * PAGE]).all()
+
+
+class OtherPool(Pool):
+    pass
+
+
+OTHERS = {
+    "weights": {"weights": "sha256:ffff"}, "model dtype": {"model_dtype": "float16"}, "kv dtype": {"kv_dtype": "fp8"},
+    "layout": {"layout": "fa3, HND"}, "salt": {"salt": "x"}, "model": {"said": {"model_name": "n"}},
+    "tp size": {"said": {"tp_size": 2}}, "pp size": {"said": {"pp_size": 2}}, "cp": {"said": {"attn_cp_size": 2}},
+    "type of the pool": {"pool": Pool(dtype=np.int16)}, "order of the pool": {"pool": Pool(layout="page_first")},
+    "layers": {"pool": Pool(start_layer=3, end_layer=6)}, "class of the pool": {"pool": OtherPool()},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_model_dtype_layout_or_salt_finds_nothing(disk, other):
+    keys = [key(i) for i in range(4)]
+    with Storage(disk.options) as storage:
+        assert all(storage.set(keys, *range(4)))
+    with Storage(disk.options, **OTHERS[other]) as storage:
+        assert storage.it.batch_exists(keys) == 0 and storage.get(keys, *range(4)) == [False] * 4
+    with Storage(disk.options) as storage:
+        assert storage.it.batch_exists(keys) == 4
+
+
+@pytest.mark.parametrize("field", ["tp_rank", "pp_rank", "attn_cp_rank", "dp_rank"])
+def test_another_rank_finds_nothing(medium, field):
+    """On a disk each has a folder; in Redis the names differ."""
+    both = {"tp_size": 2, "pp_size": 2, "attn_cp_size": 2}
+    with Storage(medium.options, said=both) as first, Storage(medium.options, said={**both, field: 1}) as second:
+        assert all(first.set([key(1)], 0))
+        assert second.it.batch_exists([key(1)]) == 0 and first.it.batch_exists([key(1)]) == 1
+
+
+def test_ranks_of_an_mla_model_share_what_one_of_them_wrote(tmp_path):
+    redis = media.Redis(tmp_path)
+    said = {"is_mla_model": True, "tp_size": 2}
+    with Storage(redis.options, said=said) as first, Storage(redis.options, said={**said, "tp_rank": 1}) as second:
+        assert all(first.set([key(1)], 0)) and second.it.batch_exists([key(1)]) == 1
+    redis.stop()
+    with pytest.raises(ValueError, match="'servers' is missing: one rank"):
+        Storage({"directory": str(tmp_path), "bytes": 1 << 20}, said=said)
+
+
+def test_two_salts_by_sglangs_own_hash_find_nothing_of_each_other(disk):
+    if not hosts.released("sglang"):
+        pytest.skip("needs the released sglang: scripts/adapters")
+    from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
+
+    first, second = (get_hash_str(list(range(32)), storage_namespace_seed(None, salt), page_size=16) for salt in "ab")
+    with Storage(disk.options) as storage:
+        assert all(storage.set(first, 0, 1))
+        assert storage.it.batch_exists(first) == 2 and storage.it.batch_exists(second) == 0
+
+
+def test_a_cleared_storage_is_empty_and_goes_on(medium):
+    with Storage(medium.options) as storage:
+        assert all(storage.set([key(i) for i in range(4)], *range(4)))
+        storage.it.clear()
+        assert storage.it.batch_exists([key(0)]) == 0
+        assert all(storage.set([key(0)], 0)) and storage.it.batch_exists([key(0)]) == 1
+
+
+def test_a_disk_with_errors_drops_stores_counts_them_and_goes_on(tmp_path):
+    child = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
+import conftest
+from test_sglang import *
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with Storage({"directory": sys.argv[2], "bytes": 64 << 20, "segment_bytes": 8 << 20}) as storage:
+    assert all(storage.set([key(1)], 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
+    results = [storage.set([key(100 + i)], i % 40) for i in range(100)]
+    assert [False] in results
+    assert sum(n for name, n in storage.it.counters.items() if name[:6] == "store " and name != "store ok") > 0
+    assert storage.it.batch_exists([key(5000)]) == 0
+print("went on", flush=True)
+"""
+    ran = subprocess.run([sys.executable, "-c", child, str(pathlib.Path(__file__).parent), str(tmp_path / "t")],
+                         capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["went on"]), ran.stdout + ran.stderr
+
+
+def test_a_dead_redis_costs_misses_within_the_timeout(tmp_path):
+    redis = media.Redis(tmp_path)
+    with Storage(redis.options, store_timeout=1, load_timeout=1) as storage:
+        assert all(storage.set([key(1)], 0))
+        redis.stop()
+        begin = time.monotonic()
+        assert storage.set([key(2)], 0) == storage.get([key(1)], 0) == [False]
+        assert storage.it.batch_exists([key(1)]) == 0 and time.monotonic() - begin < 10
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("field", [*IDENTITY, "directory", "bytes"])
+def test_a_configuration_that_leaves_something_out_is_refused_by_its_name(disk, field):
+    extra = {**IDENTITY, **disk.options}
+    del extra[field]
+    with pytest.raises(ValueError, match=f"kvfolio_sglang: the option '{field}' is missing"):
+        KvfolioStorage(config(extra), {})
+
+
+def test_a_model_without_a_name_and_an_option_that_is_none_are_refused(disk):
+    with pytest.raises(ValueError, match="'model' is missing"):
+        KvfolioStorage(config({**IDENTITY, **disk.options}, model_name=None), {})
+    with pytest.raises(ValueError, match="'weight' is not known here"):
+        KvfolioStorage(config({**IDENTITY, **disk.options, "weight": "x"}), {})
+
+
+@pytest.mark.parametrize("name", ["", "ab", key(1)[:-1], key(1) + "00", key(1).upper(), key(1) + ".mamba", "x" * 64])
+def test_a_key_of_another_length_fails_alone(disk, name):
+    with Storage(disk.options) as storage:
+        assert storage.set([name, key(1)], 0, 1) == [False, True]
+        assert storage.it.batch_exists([name]) == 0 and storage.get([name, key(1)], 2, 3) == [False, True]
+
+
+def test_wrong_sizes_and_a_closed_storage_are_no_hit(disk):
+    storage = Storage(disk.options)
+    assert all(storage.set([key(1)], 0))
+    assert storage.it.batch_set_v1([key(1), key(2)], indices(0)) == [False, False]
+    assert storage.it.batch_get_v1([key(1)], indices(0)[:-1]) == [False]
+    assert storage.it.batch_get([key(1)], [np.zeros(5, np.float16)]) == [None]
+    assert storage.it.batch_get([key(1)]) == [None] and not storage.it.batch_set([key(1)]) and not storage.it.set(key(1))
+    storage.it.close()
+    assert storage.set([key(3)], 0) == storage.get([key(1)], 0) == [False]
+    storage.it.close()
+
+
+def test_a_model_with_further_pools_is_refused_at_start(disk):
+    with Storage(disk.options) as storage:
+        storage.it.register_mem_host_pool_v2(storage.pool, "kv")
+        with pytest.raises(NotImplementedError, match="mamba"):
+            storage.it.register_mem_host_pool_v2(storage.pool, "mamba")
+
+
+def test_another_sglang_is_refused_with_both_versions():
+    code = ("import sys; sys.path.insert(0, sys.argv[1])\nimport hosts, conftest\n"
+            "hosts.provide('sglang', '0.5.24')\nimport kvfolio_sglang")
+    ran = subprocess.run([sys.executable, "-c", code, str(pathlib.Path(__file__).parent)], capture_output=True,
+                         text=True, timeout=120)
+    last = ran.stderr.splitlines()[-1]
+    assert ran.returncode == 1 and last.startswith("ImportError") and "0.5.23" in last and "0.5.24" in last
+
+
+# ---- with the released factory and pool ----
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
+def test_sglangs_factory_and_host_pool_get_their_pages_back(disk, layout):
+    if not hosts.released("sglang"):
+        pytest.skip("needs the released sglang: scripts/adapters")
+    import torch
+    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+    from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+    rows = tuple(torch.zeros(8 * PAGE, 2, 64, dtype=torch.bfloat16) for _ in range(3))
+    pointers = torch.zeros(3, dtype=torch.uint64)
+    info = MHABufferInfo(buffers=KVBuffers(k=rows, v=rows, k_data_ptrs=pointers, v_data_ptrs=pointers,
+                                           layout=KVBufferLayout.NHD),
+                         page_size=PAGE, head_num=2, head_dim=64, v_head_dim=64, dtype=torch.bfloat16,
+                         device=torch.device("cpu"))
+    pool = MHATokenToKVPoolHost(info, 2.0, 0, PAGE, layout, pin_memory=False, device_capacity_tokens=8 * PAGE,
+                                start_layer=0, end_layer=3)
+    storage = StorageBackendFactory.create_backend("dynamic", config({**IDENTITY, **disk.options}), pool)
+    try:
+        storage.register_mem_pool_host(pool)
+        storage.register_mem_host_pool_v2(pool, "kv")
+        storage.on_host_pools_registered()
+        pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(torch.bfloat16))
+        wanted = [pool.get_data_page(i * PAGE).clone() for i in range(4)]
+        keys = [key(i) for i in range(4)]
+        assert storage.batch_set_v1(keys, torch.arange(4 * PAGE)) == [True] * 4
+        pool.kv_buffer.zero_()
+        assert storage.batch_exists(keys) == 4
+        assert storage.batch_get_v1(keys, torch.arange(8 * PAGE, 12 * PAGE)) == [True] * 4
+        assert all(torch.equal(pool.get_data_page((8 + i) * PAGE), wanted[i]) for i in range(4))
+        # As the controller's generic calls.
+        page = storage.batch_get([keys[1]], [pool.get_dummy_flat_data_page()])[0]
+        assert torch.equal(page, wanted[1]) and storage.batch_set([key(9)], [wanted[2]])
+    finally:
+        storage.close()
