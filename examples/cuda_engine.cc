@@ -223,6 +223,7 @@ class OnDevice final : public Compute {
     const std::size_t size = tokens * kWidth;
     Rows layers(kLayers * size), sum(size);
     std::vector<CopyRun> runs;
+    runs.reserve(kLayers);
     for (std::int32_t layer = 0; layer < kLayers; ++layer) {
       runs.push_back({reinterpret_cast<std::byte*>(layers.data() + at(layer) * size),
                       rows_at(layer, 3), static_cast<std::int64_t>(4 * size)});

@@ -89,7 +89,7 @@ class World {
     kernels = *load_kernels(device, {}, kImages);
     memory = *DeviceMemory::create(device, {.later_bytes = 0});
     stream = *Stream::create(device);
-    const auto elements = static_cast<std::size_t>(kPages * kPageSize * kKvHeads) *
+    const auto elements = std::size_t{kPages} * std::size_t{kPageSize * kKvHeads} *
                           static_cast<std::size_t>(options.head_dim);
     tensors_ = values(2 * elements, 1.3f);
     const std::int64_t v_at = static_cast<std::int64_t>(tensors_.size()) / 2;
@@ -144,7 +144,7 @@ class World {
   double error_of(const Batch& batch, const AttentionParams& params) {
     EXPECT_TRUE(stream.synchronize().ok());
     const std::int32_t rows = batch.rows.back();
-    const auto count = static_cast<std::size_t>(rows * kHeads * options_.head_dim);
+    const auto count = static_cast<std::size_t>(std::int64_t{rows} * kHeads * options_.head_dim);
     std::vector<float> got(count), want(count);
     std::vector<float> got_lse(static_cast<std::size_t>(rows * kHeads)), want_lse(got_lse.size());
     const CopyRun runs[] = {
@@ -156,7 +156,7 @@ class World {
     std::vector<std::int32_t> table(batch.kv_lens.size() * 200, -1);
     for (std::size_t i = 0; i < batch.kv_lens.size(); ++i) {
       std::copy(batch.kv_indices.begin() + batch.kv_indptr[i],
-                batch.kv_indices.begin() + batch.kv_indptr[i + 1], table.begin() + 200 * i);
+                batch.kv_indices.begin() + batch.kv_indptr[i + 1], &table[200 * i]);
     }
     args.batch = {.query_start = batch.rows,
                   .kv_lens = batch.kv_lens,
@@ -327,6 +327,7 @@ TEST(BatchAttention, PlansOverACopyThatIsUnderWay) {
   World world;
   world.fake.standing.insert(world.stream.handle());
   std::vector<Batch> batches;
+  batches.reserve(4);
   for (int i = 0; i < 4; ++i) {
     batches.push_back(decode_of(world.random, {17 + 40 * i, 5, 200 - 30 * i}));
   }
@@ -363,6 +364,7 @@ TEST(BatchAttention, ASecondPlanDoesNotReachIntoTheFirst) {
     return rows;
   };
   std::vector<std::vector<float>> late;
+  late.reserve(outs.size());
   for (const std::byte* at : outs) late.push_back(sum_of(at));
   for (std::size_t i = 0; i < batches.size(); ++i) {
     ASSERT_TRUE(world.plan(batches[i]).ok());
