@@ -63,7 +63,8 @@ struct DevicePlanOptions {
   // Block tables in the order of the plan, made on the device from the resident ones: for kernels
   // that do not look up StepPlan::rows, attend() among them.
   bool batch_tables = true;
-  // FlashInfer's arrays. Plans have them, then; kv_indices is not sent, but made on the device.
+  // FlashInfer's arrays. Plans have them, then; of kv_indices only the pages in front of gaps are
+  // sent (sinks of windows and of trims), the others are made on the device.
   bool flashinfer = false;
   // Entries that one upload may set, all groups together. 0: as many as max_sequences rows have, so
   // that none is refused; each takes 16 bytes of every piece of pinned memory, and of the device.

@@ -35,6 +35,39 @@ TEST(DevicePlan, AStepIsOnTheDeviceAsTheManagerSaysIt) {
   EXPECT_EQ(rig.finish(), "");
 }
 
+// A trim's sinks lie in a window, which goes on into them: dropped, live, dropped, live; with sinks
+// of the window, too: live, dropped, live, dropped, live. The table has what others own by now.
+TEST(DevicePlan, PagesOfTrimmedSinksThatAWindowGoesIntoAreThoseOfThePlan) {
+  for (const std::int32_t sinks : {0, 2}) {
+    RigOptions options;
+    options.groups = {full_group(4, 128), window_group(2, 60, 24, sinks)};
+    options.columns = 64;
+    options.max_tokens = 128;
+    options.plan.flashinfer = true;
+    PlanRig rig(options);
+    const SequenceId s = rig.open();
+    must(rig.manager.complete(rig.launch(s, 40)));
+    must(rig.manager.trim(s, {.num_sinks = 24, .window = 8}));
+    must(rig.manager.evict(GroupId(1), 60));
+    const SequenceId other = rig.open();
+    must(rig.manager.complete(rig.launch(other, 30)));
+    for (int i = 0; i < 24; ++i) {  // until the window has left the sinks of the trim
+      const auto table = must(rig.manager.block_table(s, GroupId(1)));
+      if (i == 0) {
+        EXPECT_EQ(table[0] < 0, sinks == 0);
+        EXPECT_TRUE(table[7] < 0 && table[8] >= 0 && table[12] < 0 && table[16] >= 0);
+      }
+      const Ticket ticket = must(rig.manager.begin_step());
+      rig.append(s, 7 + i, 1);
+      const StepPlan& step = rig.planned(PlanRig::kWithTables);
+      must(rig.upload(step));
+      EXPECT_EQ(rig.plan->verify(step, rig.stream.handle()).message(), "ok");
+      must(rig.manager.finish(ticket));
+    }
+    EXPECT_EQ(rig.finish(), "") << sinks;
+  }
+}
+
 // ---- the life of resident tables ----
 
 TEST(DevicePlan, WhatADroppedStepUploadedIsWrittenOver) {

@@ -188,6 +188,7 @@ void DevicePlan::Impl::point() {
                       .indices = memory.at<std::int32_t>(here.indices),
                       .indptr = in(from.indptr),
                       .first_live = in(from.first_live),
+                      .front_at = in(from.front_at),
                       .stride = image.group(i).table_stride,
                       .block_size = image.group(i).block_size};
   }
