@@ -164,7 +164,7 @@ class KVFOLIO_API DevicePlan {
   void resend() noexcept;
   // For tests: waits for the stream, reads all of it back and compares it with the plan that was
   // uploaded last, which has block tables. Ok, or kCorrupt and the first difference: "group 0, row
-  // 3, column 5: the device has 7, the plan 9".
+  // 3, column 5: the device has 7, the plan 9". kInvalidArgument: arrays that no upload() takes.
   Status verify(const StepPlan& plan, void* stream);
 
   // For the sources of this library.

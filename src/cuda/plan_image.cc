@@ -251,6 +251,24 @@ Status PlanImage::check_arrays(const StepPlan& plan) const {
   return {};
 }
 
+bool PlanImage::has_table(const StepPlan& plan, std::int32_t g) noexcept {
+  const GroupPlan& from = plan.groups[static_cast<std::size_t>(g)];
+  return plan.rows.empty() ||
+         (from.block_table_stride > 0 &&
+          from.block_table.size() ==
+              plan.rows.size() * static_cast<std::size_t>(from.block_table_stride));
+}
+
+Status PlanImage::check_table(const StepPlan& plan, std::int32_t g) const {
+  const std::int32_t stride = plan.groups[static_cast<std::size_t>(g)].block_table_stride;
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+    if (columns(g, plan.kv_lens[i]) <= stride) continue;
+    return invalid(concat("group ", g, ", sequence ", i, ": ", plan.kv_lens[i],
+                          " tokens in a block table of ", stride, " columns"));
+  }
+  return {};
+}
+
 Status PlanImage::check(const StepPlan& plan, const ResidentRows& rows, UploadInfo& info) const {
   info = {};
   KVFOLIO_RETURN_IF_ERROR(check_arrays(plan));
@@ -261,20 +279,13 @@ Status PlanImage::check(const StepPlan& plan, const ResidentRows& rows, UploadIn
   const std::int64_t whole = num_untrusted(plan, rows);
   std::int64_t pages = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const GroupPlan& from = plan.groups[static_cast<std::size_t>(g)];
-    const auto stride = static_cast<std::size_t>(from.block_table_stride);
-    if (whole > 0 && (from.block_table_stride < 0 ||
-                      from.block_table.size() != plan.rows.size() * stride || stride == 0)) {
+    if (whole > 0 && !has_table(plan, g)) {
       return {
           ErrorCode::kFailedPrecondition,
           concat(whole, whole == 1 ? " row has" : " rows have",
                  " to be sent whole and the plan has no block tables; plan() with block_tables")};
     }
-    for (std::size_t i = 0; i < plan.rows.size() && whole > 0; ++i) {
-      if (static_cast<std::size_t>(columns(g, plan.kv_lens[i])) <= stride) continue;
-      return invalid(concat("group ", g, ", sequence ", i, ": ", plan.kv_lens[i],
-                            " tokens in a block table of ", stride, " columns"));
-    }
+    if (whole > 0) KVFOLIO_RETURN_IF_ERROR(check_table(plan, g));
     for_each_entry(plan, rows, g, info, [](std::int32_t, std::int32_t, std::int32_t) {});
     for (std::size_t i = 0; i < plan.rows.size() && options_.flashinfer; ++i) {
       pages += front_pages(plan, g, i);

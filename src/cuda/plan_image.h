@@ -104,7 +104,11 @@ class PlanImage {
                                          std::size_t i) const noexcept;
   // The plan has the arrays that the options want, and they fit. kInvalidArgument.
   [[nodiscard]] Status check_arrays(const StepPlan& plan) const;
-  // So does all that will be sent of it. Counts what will be sent into
+  [[nodiscard]] static bool has_table(const StepPlan& plan, std::int32_t g) noexcept;
+  // The group's block table has all columns of its sequences. Requires: check_arrays(),
+  // has_table().
+  [[nodiscard]] Status check_table(const StepPlan& plan, std::int32_t g) const;
+  // All that will be sent of it fits, too. Counts what will be sent into
   // `info`. kInvalidArgument, and kFailedPrecondition where rows have to be whole and the plan
   // has no block tables.
   [[nodiscard]] Status check(const StepPlan& plan, const ResidentRows& rows,

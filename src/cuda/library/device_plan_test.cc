@@ -481,6 +481,32 @@ TEST(DevicePlan, VerifySaysWhatDiffersFirst) {
   EXPECT_EQ(spoil(rig.plan->arrays().kv_lens), "kv_lens, word 0: the device has 4711, the plan 9");
   EXPECT_EQ(spoil(group.kv_last_page_len + 1),
             "group 0, kv_last_page_len, word 1: the device has 4711, the plan 1");
+  // Arrays that are not those of this plan, under its number.
+  const std::vector<std::int32_t> zeros(1 << 16, 0);
+  const auto bent = [&](const auto& change) {
+    StepPlan plan = step;
+    std::vector<GroupPlan> groups{step.groups[0]};
+    change(plan, groups[0]);
+    if (plan.groups.size() == 1) plan.groups = groups;
+    const Status status = rig.plan->verify(plan, stream);
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_EQ(bent([](StepPlan& p, GroupPlan&) { p.groups = {}; }),
+            "the plan has 0 groups, the tables 1");
+  EXPECT_THAT(bent([&](StepPlan& p, GroupPlan&) { p.rows = p.kv_lens = zeros; }),
+              HasSubstr("65536 sequences, room is for 4"));
+  EXPECT_THAT(bent([&](StepPlan&, GroupPlan& g) { g.slot_mapping = zeros; }),
+              HasSubstr("65536 slots"));
+  EXPECT_EQ(bent([&](StepPlan&, GroupPlan& g) { g.kv_indices = zeros; }),
+            "the plan has 65536 kv_indices, needed: 3");
+  EXPECT_EQ(bent([&](StepPlan&, GroupPlan& g) { g.kv_indices = g.kv_indices.first(2); }),
+            "the plan has 2 kv_indices, needed: 3");
+  EXPECT_EQ(bent([&](StepPlan&, GroupPlan& g) {
+              g.block_table = g.block_table.first(2);
+              g.block_table_stride = 2;
+            }),
+            "group 0, sequence 0: 9 tokens in a block table of 2 columns");
   EXPECT_THAT(rig.plan->verify(rig.planned(), stream).message(), HasSubstr("is not the one"));
   must(rig.upload(rig.planned()));
   EXPECT_EQ(rig.plan->verify(rig.planned(), stream).code(), ErrorCode::kFailedPrecondition);

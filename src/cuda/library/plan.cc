@@ -389,13 +389,13 @@ Status DevicePlan::verify(const StepPlan& plan, void* stream) {
             concat("verify: plan ", plan.number, " is not the one that was uploaded last, ",
                    m.rows.newest(), " is")};
   }
-  for (const GroupPlan& group : plan.groups) {
-    if (group.block_table.size() ==
-            plan.rows.size() * static_cast<std::size_t>(group.block_table_stride) &&
-        (group.block_table_stride > 0 || plan.rows.empty())) {
-      continue;
+  // The number alone does not say that the arrays are those that were uploaded.
+  KVFOLIO_RETURN_IF_ERROR(m.image.check_arrays(plan));
+  for (std::int32_t g = 0; g < m.image.num_groups(); ++g) {
+    if (!PlanImage::has_table(plan, g)) {
+      return {ErrorCode::kFailedPrecondition, "verify: the plan has no block tables"};
     }
-    return {ErrorCode::kFailedPrecondition, "verify: the plan has no block tables"};
+    KVFOLIO_RETURN_IF_ERROR(m.image.check_table(plan, g));
   }
   std::vector<std::byte> all(static_cast<std::size_t>(m.device_bytes));
   KVFOLIO_RETURN_IF_ERROR(
