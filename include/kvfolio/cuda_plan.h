@@ -139,7 +139,8 @@ class KVFOLIO_API DevicePlan {
   // kFailedPrecondition, nothing was started: the plan is older than the last one; rows have to be
   // sent whole and the plan has no block tables: plan() the step again with these.
   // kResourceExhausted, nothing was started: all pieces of pinned memory are on their way; wait(),
-  // or come back later. kUnavailable: the driver's; then rows are sent whole next time.
+  // or come back later. kUnavailable: the driver's; then rows are sent whole next time, and a piece
+  // whose copy failed counts as on its way until wait().
   Status upload(const StepPlan& plan, void* stream);
   // upload() would be refused for want of block tables.
   [[nodiscard]] bool needs_block_tables(const StepPlan& plan) const noexcept;
@@ -154,7 +155,9 @@ class KVFOLIO_API DevicePlan {
   Status send(const StepPlan& plan, void* stream);
   // Sets the changed entries and makes the arrays that are made on the device. Its kernels have the
   // same arguments and grids each time and read counts on the device, so a capture of it is good
-  // for every step. It must run once behind each send(), and may run again.
+  // for every step. It must run once behind each send(), and may run again. Behind a failure rows
+  // are sent whole next time. Of a graph that has it nothing is known here: where the launch of one
+  // failed, resend().
   Status apply(void* stream);
 
   // ---- tables that are not trusted ----

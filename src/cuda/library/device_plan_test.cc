@@ -650,6 +650,55 @@ TEST(DevicePlan, EachCallOfTheDriverFailsOnceAndNothingStaleIsServed) {
   EXPECT_GE(failures, 6);
 }
 
+TEST(DevicePlan, WhatAFailedApplyDidNotSetIsSentWhole) {
+  PlanRig rig;
+  const SequenceId s = rig.open();
+  must(rig.manager.complete(rig.launch(s, 6)));
+  const auto other = open_device(1);
+  const Stream elsewhere = *Stream::create(other);
+  for (const bool refused : {false, true}) {
+    const Ticket ticket = must(rig.manager.begin_step());
+    rig.append(s, 7, 4);
+    must(rig.plan->send(rig.planned(), rig.stream.handle()));
+    if (!refused) rig.fake.always["cuLaunchKernel"] = 701;
+    EXPECT_EQ(rig.plan->apply(refused ? elsewhere.handle() : rig.stream.handle()).code(),
+              refused ? ErrorCode::kInvalidArgument : ErrorCode::kUnavailable);
+    rig.fake.always.clear();
+    must(rig.manager.commit(ticket));
+    must(rig.manager.complete(rig.launch(s, 1)));
+    EXPECT_EQ(rig.plan->last_upload().whole_rows, 1);
+  }
+  EXPECT_EQ(rig.finish(), "");
+}
+
+// A driver may answer a copy with an error that it has begun.
+bool g_late_error = false;
+TEST(DevicePlan, APieceWhoseCopyFailedIsNotWrittenBeforeWait) {
+  DriverCalls calls = FakeDriver::calls();
+  calls.copy_in = [](DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
+    const DriverResult error = FakeCalls::copy_in(to, from, bytes, stream);
+    return g_late_error ? 701 : error;
+  };
+  PlanRig rig({}, calls);
+  const SequenceId s = rig.open();
+  must(rig.manager.complete(rig.launch(s, 6)));
+  EXPECT_EQ(rig.finish(), "");
+  must(rig.plan->wait());
+  const Ticket ticket = must(rig.manager.begin_step());
+  rig.append(s, 7, 4);
+  const StepPlan& step = rig.planned(PlanRig::kWithTables);
+  rig.fake.moves_percent = 0;
+  g_late_error = true;
+  EXPECT_EQ(rig.upload(step).code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(rig.upload(step).code(), ErrorCode::kUnavailable);
+  g_late_error = false;
+  EXPECT_EQ(rig.upload(step).code(), ErrorCode::kResourceExhausted);
+  must(rig.plan->wait());
+  must(rig.upload(step));
+  must(rig.manager.finish(ticket));
+  EXPECT_EQ(rig.finish(), "");
+}
+
 TEST(DevicePlan, MemoryComesBackWhereCreationFails) {
   int failures = 0;
   for (int at = 1;; ++at) {

@@ -76,7 +76,7 @@ struct MadePlaces {
 struct PinnedPiece {
   PinnedMemory memory;
   Event copied;
-  bool lost = false;  // its copy was started and has no event
+  bool lost = false;  // its copy was started, or may have been, and has no event
 };
 
 struct DevicePlan::Impl {
@@ -105,7 +105,9 @@ struct DevicePlan::Impl {
   // Ok: the piece `next` is free.
   Status find_free_piece();
   Status send(const StepPlan& plan, void* stream);
+  // Where it fails, what is on the device is not known.
   Status apply(void* stream);
+  Status launch(void* stream);
   Status copy(PinnedPiece& piece, std::int64_t bytes, void* stream);
   [[nodiscard]] std::string difference(const StepPlan& plan, const std::byte* all) const;
   [[nodiscard]] std::string difference(const StepPlan& plan, const std::byte* all,
@@ -226,15 +228,16 @@ Status DevicePlan::Impl::find_free_piece() {
 }
 
 Status DevicePlan::Impl::copy(PinnedPiece& piece, std::int64_t bytes, void* stream) {
+  piece.lost = true;  // a copy that the driver answers with an error may have begun
   KVFOLIO_RETURN_IF_ERROR(
       kernels->device().run([&] { return concat("to copy a plan of ", bytes, " bytes"); },
                             [&](const DriverCalls& calls) {
                               return calls.copy_in(memory.address(), piece.memory.data(),
                                                    static_cast<std::size_t>(bytes), stream);
                             }));
-  Status recorded = piece.copied.record(stream);
-  piece.lost = !recorded.ok();
-  return recorded;
+  KVFOLIO_RETURN_IF_ERROR(piece.copied.record(stream));
+  piece.lost = false;
+  return {};
 }
 
 Status DevicePlan::Impl::send(const StepPlan& plan, void* stream) {
@@ -256,6 +259,12 @@ Status DevicePlan::Impl::send(const StepPlan& plan, void* stream) {
 }
 
 Status DevicePlan::Impl::apply(void* stream) {
+  Status applied = launch(stream);
+  if (!applied.ok()) rows.forget();
+  return applied;
+}
+
+Status DevicePlan::Impl::launch(void* stream) {
   const DevicePlanOptions& options = image.options();
   DriverQueue queue(kernels->impl().moves, stream);
   const std::int64_t most = (image.max_entries() + kEntriesOfBlock - 1) / kEntriesOfBlock;
@@ -359,16 +368,16 @@ bool DevicePlan::needs_block_tables(const StepPlan& plan) const noexcept {
 
 Status DevicePlan::upload(const StepPlan& plan, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(impl_->send(plan, stream));
-  Status applied = impl_->apply(stream);
-  if (!applied.ok()) impl_->rows.forget();
-  return applied;
+  return impl_->apply(stream);
 }
 
 Status DevicePlan::send(const StepPlan& plan, void* stream) { return impl_->send(plan, stream); }
 
 Status DevicePlan::apply(void* stream) {
-  KVFOLIO_RETURN_IF_ERROR(PointerCheck(*impl_->kernels, stream).status());
-  return impl_->apply(stream);
+  Status checked = PointerCheck(*impl_->kernels, stream).status();
+  if (checked.ok()) return impl_->apply(stream);
+  impl_->rows.forget();  // the plan that was sent may never be applied
+  return checked;
 }
 
 Status DevicePlan::wait() {
