@@ -66,8 +66,13 @@ struct DevicePlanOptions {
   // FlashInfer's arrays. Plans have them, then; of kv_indices only the pages in front of gaps are
   // sent (sinks of windows and of trims), the others are made on the device.
   bool flashinfer = false;
-  // Entries that one upload may set, all groups together. 0: as many as max_sequences rows have, so
-  // that none is refused; each takes 16 bytes of every piece of pinned memory, and of the device.
+  // Entries that one upload may set, all groups together, those of rows that are sent whole among
+  // them; four pages in front of gaps count as one. 0: as many as max_sequences rows have, so that
+  // none is refused; each takes 16 bytes of every piece of pinned memory, and of the device. With a
+  // limit a plan of more is refused, and refused again: where rows have to be whole, undo() all but
+  // some sequences of the step and go on with the others in the next ones. What goes up once is
+  // trusted from then on. The least is the columns of one row of each group (a quarter more with
+  // flashinfer), so that a step of one sequence is never refused for its entries.
   std::int64_t max_changed_entries = 0;
 };
 

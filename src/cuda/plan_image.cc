@@ -82,7 +82,13 @@ Result<PlanImage> PlanImage::create(const DevicePlanOptions& options) {
   // So many, that 32 bits count four pages for each.
   const std::int64_t most = options.flashinfer ? kMostEntries / kPagesOfEntry : kMostEntries;
   KVFOLIO_RETURN_IF_ERROR(check_range("max_changed_entries", options.max_changed_entries, 0, most));
-  if (options.max_changed_entries > 0) image.max_entries_ = options.max_changed_entries;
+  if (options.max_changed_entries > 0) {
+    // Else a sequence could come whose row never fits, and no step with it would ever go up.
+    const std::int64_t least = room_of(columns, options.flashinfer ? columns : 0);
+    KVFOLIO_RETURN_IF_ERROR(
+        check_range("max_changed_entries", options.max_changed_entries, least, most));
+    image.max_entries_ = options.max_changed_entries;
+  }
   KVFOLIO_RETURN_IF_ERROR(
       check_range("changed entries of max_sequences rows", image.max_entries_, 1, most));
   image.place();

@@ -584,6 +584,53 @@ TEST(DevicePlan, WhatDoesNotFitIsRefusedWithBothNumbers) {
   must(rig.manager.drop(ticket));
 }
 
+// Rows that have to be whole count against the limit, and a refusal brings none of them up: smaller
+// steps do, down to one sequence.
+TEST(DevicePlan, AStepOfOneSequenceAlwaysFitsTheLimitOfEntries) {
+  for (const bool flashinfer : {false, true}) {
+    RigOptions options;
+    options.groups = {full_group(4, 64), window_group(2, 80, 40, 24)};
+    options.columns = 26;
+    options.plan.flashinfer = flashinfer;
+    options.plan.max_changed_entries = flashinfer ? 65 : 52;
+    PlanRig rig(options);
+    const SequenceId a = rig.open();
+    const SequenceId b = rig.open();
+    for (const SequenceId s : {a, b}) {
+      must(rig.manager.complete(rig.launch(s, 49, false)));
+      // Sinks in front of a gap, in both groups.
+      must(rig.manager.trim(s, {.num_sinks = 40, .window = 5}));
+    }
+    for (int i = 0; i < 3; ++i) {
+      const Ticket ticket = must(rig.manager.begin_step());
+      rig.append(a, 1, 1);
+      rig.append(b, 2, 1);
+      const Status refused = rig.upload(rig.planned(PlanRig::kWithTables));
+      EXPECT_EQ(refused.code(), i == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kOk);
+      if (!refused.ok()) {
+        EXPECT_THAT(refused.message(), HasSubstr("(max_changed_entries)"));
+        must(rig.manager.undo(b));
+        must(rig.upload(rig.planned(PlanRig::kWithTables)));
+        must(rig.manager.finish(ticket));
+        const Ticket next = must(rig.manager.begin_step());
+        rig.append(b, 2, 1);
+        must(rig.upload(rig.planned(PlanRig::kWithTables)));
+        must(rig.manager.finish(next));
+        continue;
+      }
+      EXPECT_EQ(rig.plan->last_upload().whole_rows, 0);
+      must(rig.manager.finish(ticket));
+    }
+    EXPECT_EQ(rig.finish(), "");
+    DevicePlanOptions less = rig.plan_options();
+    --less.max_changed_entries;
+    const auto made = DevicePlan::create(rig.kernels, less);
+    ASSERT_FALSE(made.has_value());
+    EXPECT_THAT(made.error().message(),
+                HasSubstr(flashinfer ? "is 64, allowed: 65 to" : "is 51, allowed: 52 to"));
+  }
+}
+
 TEST(DevicePlan, OptionsAndStreamsOfOthersAreRefused) {
   PlanRig rig;
   EXPECT_EQ(DevicePlan::create(nullptr, rig.plan_options()).error().message(), "kernels is null");
