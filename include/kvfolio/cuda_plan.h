@@ -161,8 +161,8 @@ class KVFOLIO_API DevicePlan {
   // Sets the changed entries and makes the arrays that are made on the device. Its kernels have the
   // same arguments and grids each time and read counts on the device, so a capture of it is good
   // for every step. It must run once behind each send(), and may run again. Behind a failure rows
-  // are sent whole next time. Of a graph that has it nothing is known here: where the launch of one
-  // failed, resend().
+  // are sent whole next time. This object knows nothing of a graph that has them: where the launch
+  // of one failed, resend().
   Status apply(void* stream);
 
   // ---- tables that are not trusted ----
