@@ -372,6 +372,15 @@ def test_without_keep_the_caller_keeps_them():
     assert slots.deleted == 1 and [each for each, _ in twin.take_log()] == ["launch"], "no event: graphs are captured so"
 
 
+def test_a_device_has_no_staging_for_copies_that_python_cannot_submit():
+    twin.take_log()
+    gc.collect()
+    before = twin.device_bytes()
+    storage = cuda.Storage([spec()], device=1)
+    assert storage.memory_bytes < 1 << 20
+    assert 16 << 20 <= twin.device_bytes() - before < 17 << 20
+
+
 def test_a_view_and_what_was_exported_keep_the_storage():
     gc.collect()
     cuda.Storage([spec()])  # the device has its own memory now, and keeps it for as long as `device`
