@@ -20,7 +20,7 @@ namespace kvfolio::cuda {
 namespace {
 
 constexpr int kImage = 0;
-constexpr KernelImage kImages[] = {{"moves", &kImage, 4}};
+constexpr KernelImage kImages[] = {{"moves", &kImage, 4}, {"attend", &kImage, 4}};
 
 // One thread at a time is in the driver, from a context's push to its pop: the driver that is none
 // knows no threads, and several devices have one stack of contexts.
@@ -48,7 +48,8 @@ struct Twin {
 
   Twin() {
     fake.touchable = true;
-    fake.kernel = moves_on_host();
+    fake.minor = 0;  // what attention is compiled for
+    fake.kernel = either(moves_on_host(), general_attention_on_host());
   }
 };
 Twin& twin() {
@@ -115,12 +116,27 @@ DriverResult context_synchronize() {
 DriverResult stream_wait_event(void* stream, void* event, unsigned flags) {
   return twin().calls.stream_wait_event(real_stream("wait", stream), event, flags);
 }
+DriverResult copy_in(DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
+  return twin().calls.copy_in(to, from, bytes, real_stream("copy", stream));
+}
+DriverResult memory_set(DeviceAddress to, unsigned char value, std::size_t bytes, void* stream) {
+  return twin().calls.memory_set(to, value, bytes, real_stream("set", stream));
+}
 DriverResult launch(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
                     unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
                     void** parameters, void** extra) {
   const DriverResult result =
       twin().calls.launch(function, x, y, z, threads_x, threads_y, threads_z, shared_bytes,
                           real_stream("launch", stream), parameters, extra);
+  if (twin().eager) FakeCalls::finish_all();
+  return result;
+}
+
+DriverResult launch_with(const LaunchConfig* config, void* function, void** parameters,
+                         void** extra) {
+  LaunchConfig real = *config;
+  real.stream = real_stream("launch", config->stream);
+  const DriverResult result = twin().calls.launch_with(&real, function, parameters, extra);
   if (twin().eager) FakeCalls::finish_all();
   return result;
 }
@@ -139,7 +155,10 @@ DriverCalls calls_of_twin() {
   calls.event_synchronize = event_synchronize;
   calls.context_synchronize = context_synchronize;
   calls.stream_wait_event = stream_wait_event;
+  calls.copy_in = copy_in;
+  calls.memory_set = memory_set;
   calls.launch = launch;
+  calls.launch_with = launch_with;
   return calls;
 }
 

@@ -3,12 +3,18 @@
 #include "cuda_storage.h"
 
 #include "arrays.h"
+#include "attend.h"
 
 namespace kvfolio::python {
+
+StorageState::StorageState(std::shared_ptr<DeviceState> device_in, KVStorage storage_in,
+                           Owners lent_in)
+    : device(std::move(device_in)), lent(std::move(lent_in)), storage(std::move(storage_in)) {}
 
 StorageState::~StorageState() {
   const auto end = [this] {
     device->wait(last);
+    plans.reset();
     storage.reset();
     if (faults != nullptr) {
       const auto bytes = static_cast<std::int64_t>(num_words * sizeof(*faults));

@@ -11,11 +11,12 @@
 
 namespace kvfolio::python {
 
+class PlanMemory;  // attend.h
+
 // What views and exported tensors keep alive. It ends when the streams that it was used on have
 // passed, on any thread.
 struct StorageState {
-  StorageState(std::shared_ptr<DeviceState> device_in, KVStorage storage_in, Owners lent_in)
-      : device(std::move(device_in)), lent(std::move(lent_in)), storage(std::move(storage_in)) {}
+  StorageState(std::shared_ptr<DeviceState> device_in, KVStorage storage_in, Owners lent_in);
   StorageState(const StorageState&) = delete;
   StorageState& operator=(const StorageState&) = delete;
   ~StorageState();
@@ -34,7 +35,8 @@ struct StorageState {
   std::shared_ptr<DeviceState> device;
   Owners lent;
   std::optional<KVStorage> storage;
-  LastWork last;  // guarded by the device's mutex
+  LastWork last;                      // guarded by the device's mutex
+  std::unique_ptr<PlanMemory> plans;  // for calls of attend() without a plan; under the GIL
   cuda::Fault faults = nullptr;
   std::size_t num_words = 0;
 };

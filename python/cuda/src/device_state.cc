@@ -91,8 +91,23 @@ void DeviceState::let_go(Owners& over) {
   }
 }
 
+Result<cuda::DeviceMemory*> DeviceState::pool() {
+  const std::lock_guard lock(mutex_);
+  if (pool_ == nullptr) {
+    Result<std::unique_ptr<cuda::DeviceMemory>> pool = cuda::DeviceMemory::create(
+        device_, {.staging_bytes = 128, .source = cuda::DeviceSource::kPool, .later_bytes = 0});
+    if (!pool) return pool.error();
+    pool_ = *std::move(pool);
+  }
+  return pool_.get();
+}
+
 Status DeviceState::order(const LastWork& last, void* stream) {
   const std::lock_guard lock(mutex_);
+  return hold_back(last, stream);
+}
+
+Status DeviceState::hold_back(const LastWork& last, void* stream) {
   for (const auto& [other, event] : last) {
     if (other == stream) continue;
     Status status = event->hold_back(stream);
