@@ -104,6 +104,7 @@ if cuda.available():
     layer = storage.view(0, 0)
     cuda.append(layer, layer.k, layer.v, layer.k, stream=2)
     cuda.copy_blocks(layer, [0], np.zeros(1, np.int32))
+    over = kv.Manager(storage, order="unordered").device_storage
     batch = cuda.Batch([0, 1], np.ones(1, np.int32), layer.k)
     plan: cuda.AttendPlan = cuda.plan_attend(layer.k, layer, batch, out=layer.k, window=4, reuse=None, stream=2)
     print(plan.target + "", plan.attend(layer.k, layer, out=layer.v), cuda.attend(layer.k, layer, batch, out=layer.v))

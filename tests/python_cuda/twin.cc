@@ -8,6 +8,7 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -88,14 +89,16 @@ DriverResult pop(void** context) {
   turn().unlock();
   return result;
 }
-DriverResult pointer_attribute(void* value, int attribute, DeviceAddress pointer) {
+const Adopted* adopted_at(DeviceAddress pointer) {
   auto next = twin().adopted.upper_bound(pointer);
-  if (next != twin().adopted.begin()) {
-    const auto& [base, memory] = *--next;
-    if (pointer - base < memory.bytes) {
-      *static_cast<int*>(value) = attribute == 2 ? 2 : memory.device;
-      return 0;
-    }
+  if (next == twin().adopted.begin()) return nullptr;
+  const auto& [base, memory] = *--next;
+  return pointer - base < memory.bytes ? &memory : nullptr;
+}
+DriverResult pointer_attribute(void* value, int attribute, DeviceAddress pointer) {
+  if (const Adopted* const memory = adopted_at(pointer); memory != nullptr) {
+    *static_cast<int*>(value) = attribute == 2 ? 2 : memory->device;
+    return 0;
   }
   return twin().calls.pointer_attribute(value, attribute, pointer);
 }
@@ -118,6 +121,19 @@ DriverResult stream_wait_event(void* stream, void* event, unsigned flags) {
 }
 DriverResult copy_in(DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
   return twin().calls.copy_in(to, from, bytes, real_stream("copy", stream));
+}
+// The fake knows no adopted memory: such a copy ends at once, behind its stream.
+DriverResult copy_within(DeviceAddress to, DeviceAddress from, std::size_t bytes, void* stream) {
+  void* const real = real_stream("copy", stream);
+  if (adopted_at(to) == nullptr && adopted_at(from) == nullptr) {
+    return twin().calls.copy_within(to, from, bytes, real);
+  }
+  const DriverResult error = twin().calls.stream_synchronize(real);
+  const auto at = [](DeviceAddress address) {
+    return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  };
+  if (error == 0) std::memcpy(at(to), at(from), bytes);
+  return error;
 }
 DriverResult memory_set(DeviceAddress to, unsigned char value, std::size_t bytes, void* stream) {
   return twin().calls.memory_set(to, value, bytes, real_stream("set", stream));
@@ -156,6 +172,7 @@ DriverCalls calls_of_twin() {
   calls.context_synchronize = context_synchronize;
   calls.stream_wait_event = stream_wait_event;
   calls.copy_in = copy_in;
+  calls.copy_within = copy_within;
   calls.memory_set = memory_set;
   calls.launch = launch;
   calls.launch_with = launch_with;

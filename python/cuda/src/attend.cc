@@ -16,7 +16,7 @@ namespace kvfolio::python {
 // ---- memory of plans ----
 
 void PlanMemory::give_back() noexcept {
-  device_->wait(last);
+  static_cast<void>(device_->wait(last));
   for (Piece* piece : {&lengths_, &work_}) {
     if (piece->data == nullptr) continue;
     const Result<cuda::DeviceMemory*> pool = device_->pool();
@@ -46,7 +46,7 @@ Status PlanMemory::reserve(Piece& piece, std::int64_t bytes) {
   const Result<std::byte*> memory = (*pool)->allocate(wanted);
   if (!memory) return memory.error();
   if (piece.data != nullptr) {
-    device_->wait(last);
+    static_cast<void>(device_->wait(last));
     (*pool)->deallocate(piece.data, piece.bytes);
   }
   piece = {*memory, wanted};
@@ -56,7 +56,7 @@ Status PlanMemory::reserve(Piece& piece, std::int64_t bytes) {
 Result<PlanMemory::Sent*> PlanMemory::next_sent(std::int64_t bytes) {
   Sent& sent = sent_[turn_];
   turn_ = 1 - turn_;
-  device_->wait(sent.last);
+  KVFOLIO_RETURN_IF_ERROR(device_->wait(sent.last));
   if (sent.pinned.bytes() < bytes) {
     Result<cuda::PinnedMemory> pinned = cuda::PinnedMemory::allocate(
         std::shared_ptr<cuda::Device>(device_, &device_->device()), bytes + bytes / 2);

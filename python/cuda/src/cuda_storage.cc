@@ -13,7 +13,7 @@ StorageState::StorageState(std::shared_ptr<DeviceState> device_in, KVStorage sto
 
 StorageState::~StorageState() {
   const auto end = [this] {
-    device->wait(last);
+    static_cast<void>(device->wait(last));
     plans.reset();
     storage.reset();
     if (faults != nullptr) {
@@ -508,6 +508,7 @@ void add_storage_class(nb::module_& m) {
            "Waits for the device, and raises InvalidArgument for the first slot of an append(), or "
            "the first entry of a block table of a gather(), that named no place since the last "
            "check: a kernel leaves such a row alone, and its call cannot say so.")
+      .def("_storage_bridge", &bridge_of)
       .def_prop_ro(
           "groups",
           [](const CudaStorage& self) { return groups_of(self.state()->storage->spec()); },

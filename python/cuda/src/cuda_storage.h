@@ -35,7 +35,10 @@ struct StorageState {
   std::shared_ptr<DeviceState> device;
   Owners lent;
   std::optional<KVStorage> storage;
-  LastWork last;                      // guarded by the device's mutex
+  // For a manager over this memory: its copies wait for what was enqueued on the storage.
+  std::unique_ptr<MemoryResource> ordered;
+  std::shared_ptr<bool> taken = std::make_shared<bool>(false);  // a manager has it
+  LastWork last;                                                // guarded by the device's mutex
   std::unique_ptr<PlanMemory> plans;  // for calls of attend() without a plan; under the GIL
   cuda::Fault faults = nullptr;
   std::size_t num_words = 0;
@@ -55,6 +58,9 @@ class CudaStorage {
  private:
   std::shared_ptr<StorageState> state_;
 };
+
+// What a kvfolio.Manager is made over.
+nb::capsule bridge_of(const CudaStorage& storage);
 
 // The device of an argument: a Device, its ordinal.
 std::shared_ptr<DeviceState> device_of(nb::handle object);

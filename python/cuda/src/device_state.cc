@@ -116,9 +116,14 @@ Status DeviceState::hold_back(const LastWork& last, void* stream) {
   return {};
 }
 
-void DeviceState::wait(const LastWork& last) noexcept {
+Status DeviceState::wait(const LastWork& last) noexcept {
   const std::lock_guard lock(mutex_);
-  for (const auto& [stream, event] : last) static_cast<void>(event->synchronize());
+  Status first;
+  for (const auto& [stream, event] : last) {
+    Status status = event->synchronize();
+    if (first.ok()) first = std::move(status);
+  }
+  return first;
 }
 
 void DeviceState::synchronize() {

@@ -76,8 +76,8 @@ class DeviceState {
   Status order(const LastWork& last, void* stream);
   // The same within the call() of enqueue().
   static Status hold_back(const LastWork& last, void* stream);
-  // Waits for that work. Wants no GIL.
-  void wait(const LastWork& last) noexcept;
+  // Waits for that work, and says the first failure. Wants no GIL.
+  Status wait(const LastWork& last) noexcept;
   // Waits for all of the device, and lets go of what was kept. Under the GIL.
   void synchronize();
   // How many calls' tensors are kept.
@@ -101,14 +101,5 @@ class DeviceState {
   std::map<void*, std::deque<Kept>> kept_;  // by stream, in the order of its work
   std::vector<SharedEvent> free_events_;
 };
-
-// Runs f() with the GIL, on whichever thread; not at all if the interpreter is gone.
-template <typename F>
-void with_gil(F&& f) noexcept {
-  if (Py_IsInitialized() == 0) return;
-  const PyGILState_STATE state = PyGILState_Ensure();
-  f();
-  PyGILState_Release(state);
-}
 
 }  // namespace kvfolio::python
