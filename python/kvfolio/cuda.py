@@ -8,6 +8,8 @@ try:
         AttendPlan as AttendPlan,
         Batch as Batch,
         Device as Device,
+        DeviceGroupPlan as DeviceGroupPlan,
+        DevicePlan as DevicePlan,
         Storage as Storage,
         Tensor as Tensor,
         View as View,

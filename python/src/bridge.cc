@@ -66,6 +66,27 @@ StorageBridge& storage_bridge_of(const nb::object& capsule) {
   return *bridge;
 }
 
+nb::capsule make_plan_bridge(const StepPlan& plan, std::shared_ptr<const void> keeper,
+                             Reading reading) {
+  return {new PlanBridge{own_version(), kInterface, &plan, std::move(keeper), std::move(reading)},
+          PlanBridge::kName,
+          [](void* bridge) noexcept { delete static_cast<PlanBridge*>(bridge); }};
+}
+
+nb::object plan_bridge_of(nb::handle plan, const StepPlan*& arrays) {
+  if (!nb::hasattr(plan, "_bridge")) raise_wanted(plan, "plan", "a kvfolio.Plan");
+  nb::object capsule = plan.attr("_bridge")();
+  if (PyCapsule_IsValid(capsule.ptr(), PlanBridge::kName) == 0) {
+    raise_wanted(plan, "plan", "a kvfolio.Plan");
+  }
+  const auto* bridge =
+      static_cast<const PlanBridge*>(PyCapsule_GetPointer(capsule.ptr(), PlanBridge::kName));
+  const std::string text = difference(bridge->version, bridge->interface_id);
+  if (!text.empty()) raise(Status(ErrorCode::kFailedPrecondition, text));
+  arrays = bridge->plan;
+  return capsule;
+}
+
 void check_core() {
   const nb::object core = nb::module_::import_("kvfolio._core");
   const bool says = nb::hasattr(core, "_interface_id");

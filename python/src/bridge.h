@@ -12,7 +12,9 @@
 #include <string>
 
 #include "bindings.h"
+#include "kvfolio/step_plan.h"
 #include "kvfolio/storage.h"
+#include "plan_array.h"
 
 namespace kvfolio::python {
 
@@ -35,6 +37,17 @@ struct StorageBridge {
   std::shared_ptr<bool> taken{};       // whether a manager has it; under the GIL
 };
 
+// What Plan._bridge() gives a cuda.DevicePlan: its arrays, and what keeps them.
+struct PlanBridge {
+  static constexpr const char* kName = "kvfolio.Plan";
+
+  const char* version = nullptr;
+  const char* interface_id = nullptr;
+  const StepPlan* plan = nullptr;
+  std::shared_ptr<const void> keeper{};
+  Reading reading{};  // while it is read without the GIL
+};
+
 // The digest of this extension's headers, and the binary interface of its compiler.
 std::string interface_id();
 // What Manager._bridge() gives.
@@ -42,6 +55,11 @@ nb::capsule make_bridge(const std::shared_ptr<ManagerState>& manager);
 nb::capsule make_storage_bridge(KVStorage storage, const std::shared_ptr<bool>& taken);
 // What a kvfolio.cuda.Storage gives, which keeps it. FailedPrecondition: of another build.
 StorageBridge& storage_bridge_of(const nb::object& capsule);
+nb::capsule make_plan_bridge(const StepPlan& plan, std::shared_ptr<const void> keeper,
+                             Reading reading);
+// The capsule of a kvfolio.Plan, and what is in it. TypeError: another object. FailedPrecondition:
+// of another build, or its arrays are not valid any more.
+nb::object plan_bridge_of(nb::handle plan, const StepPlan*& arrays);
 // ImportError with both versions if kvfolio._core is of another build than this extension.
 void check_core();
 // The state of a kvfolio.Manager. TypeError: another object. FailedPrecondition: of another build.

@@ -135,6 +135,12 @@ DriverResult copy_within(DeviceAddress to, DeviceAddress from, std::size_t bytes
   if (error == 0) std::memcpy(at(to), at(from), bytes);
   return error;
 }
+DriverResult copy_out(void* to, DeviceAddress from, std::size_t bytes, void* stream) {
+  return twin().calls.copy_out(to, from, bytes, real_stream("copy", stream));
+}
+DriverResult stream_synchronize(void* stream) {
+  return twin().calls.stream_synchronize(real_stream("synchronize stream", stream));
+}
 DriverResult memory_set(DeviceAddress to, unsigned char value, std::size_t bytes, void* stream) {
   return twin().calls.memory_set(to, value, bytes, real_stream("set", stream));
 }
@@ -173,6 +179,8 @@ DriverCalls calls_of_twin() {
   calls.stream_wait_event = stream_wait_event;
   calls.copy_in = copy_in;
   calls.copy_within = copy_within;
+  calls.copy_out = copy_out;
+  calls.stream_synchronize = stream_synchronize;
   calls.memory_set = memory_set;
   calls.launch = launch;
   calls.launch_with = launch_with;

@@ -283,12 +283,6 @@ CudaStorage borrow(nb::handle groups, nb::handle arrays, nb::handle device, nb::
 
 // ---- tensors ----
 
-// What a consumer of DLPack sees.
-struct CudaTensor {
-  std::shared_ptr<StorageState> state;
-  Exported exported;
-};
-
 dl::Type element_of(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -322,7 +316,7 @@ nb::object tensor_at(const CudaView& self, std::byte* data, const KVStrides& str
     exported.shape.push_back(head_dim);
     exported.strides.push_back(1);
   }
-  return nb::cast(CudaTensor{self.state, std::move(exported)});
+  return nb::cast(CudaTensor{self.state->device, &self.state->last, std::move(exported)});
 }
 
 // The device and copy of __dlpack__(): only a view of where it lies can be had.
@@ -365,7 +359,7 @@ nb::object tensor_dlpack(const CudaTensor& self, nb::handle stream, nb::handle m
     Status status;
     {
       const ReleasedGil release;
-      status = self.state->device->order(self.state->last, consumer);
+      status = self.device->order(*self.last, consumer);
     }
     check(status);
   }
@@ -380,16 +374,17 @@ void add_tensor(nb::module_& m) {
   };
   nb::class_<CudaTensor>(
       m, "Tensor",
-      "Keys, values or scales of a view, in device memory: torch.from_dlpack() makes a tensor of "
-      "it "
-      "without a copy. It keeps its storage alive, and so does what was made of it.")
+      "Keys, values or scales of a view, or an array of a DevicePlan, in device memory: "
+      "torch.from_dlpack() makes a tensor of it without a copy. It keeps its storage or plan "
+      "alive, "
+      "and so does what was made of it.")
       .def("__dlpack__", &tensor_dlpack, nb::kw_only(), "stream"_a = nb::none(),
            "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
            nb::sig("def __dlpack__(self, *, stream: int | None = None, "
                    "max_version: tuple[int, int] | None = None, "
                    "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> "
                    "typing.Any"),
-           "As DLPack says: the stream waits for what this package has enqueued on the storage. "
+           "As DLPack says: the stream waits for what this package has enqueued on its memory. "
            "None is the legacy default stream, -1 orders nothing.")
       .def(
           "__dlpack_device__",

@@ -50,6 +50,13 @@ struct CudaView {
   KVView view;
 };
 
+// What a consumer of DLPack sees. exported.keep keeps `last`, too.
+struct CudaTensor {
+  std::shared_ptr<DeviceState> device;
+  const LastWork* last = nullptr;
+  Exported exported;
+};
+
 class CudaStorage {
  public:
   explicit CudaStorage(std::shared_ptr<StorageState> state) : state_(std::move(state)) {}
@@ -68,5 +75,6 @@ std::shared_ptr<DeviceState> device_of(nb::handle object);
 void add_device(nb::module_& m);
 void add_cuda_storage(nb::module_& m);
 void add_moves(nb::module_& m);
+void add_device_plan(nb::module_& m);
 
 }  // namespace kvfolio::python
