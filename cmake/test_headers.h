@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What most tests include of others, nothing of ours, so that a change of a header compiles only what
-// includes it: see kvfolio_read_headers_once in KvfolioTest.cmake. A test includes it
-// all the same.
+// What most tests include of others, nothing of ours, so that a change of a header compiles only
+// what includes it: see kvfolio_read_headers_once in KvfolioTest.cmake. A test includes it all the
+// same.
 #pragma once
 
 #include <gmock/gmock.h>

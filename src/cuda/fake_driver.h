@@ -8,7 +8,8 @@
 // streams overtake each other. A stream that waits for an event stands until that has passed; a
 // test can make one stand. What a copy writes is garbage from its start until it has ended; memory
 // of the host from the call on that enqueues it. Any call can be made to fail, once or always, and
-// the context to end in the middle of what is enqueued.
+// the context to end in the middle of what is enqueued. Streams can be captured, by the thread that
+// calls or by another one (fake_capture.h): what a capture forbids is refused, and breaks it.
 
 #include <algorithm>
 #include <cstring>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/fake_capture.h"
 #include "cuda/move_args.h"
 #include "kvfolio/memory.h"
 
@@ -58,9 +60,11 @@ class FakeDriver {
   std::string failed;  // the symbol of the call that fail_at made fail
   // Calls of these symbols answer that, always.
   std::map<std::string, DriverResult> always;
+  std::map<std::string, int> times;  // but only so often, if it is named here
   // After so many steps of streams the context ends: what is enqueued never runs; 0: it does not.
   std::size_t ends_at = 0;
   bool has_ended = false;
+  FakeCapture capture;
   std::set<void*> standing;              // streams that move on only if a call waits for them
   int waits = 0;                         // calls that wait for the device, or may
   const void* copied_to_host = nullptr;  // by the last copy of that direction
@@ -115,6 +119,7 @@ class FakeDriver {
   struct Event {
     std::shared_ptr<Stream> stream;
     std::size_t behind = 0;
+    bool is_captured = false;
     [[nodiscard]] bool has_passed() const { return stream == nullptr || stream->done >= behind; }
   };
   struct Work {
@@ -145,7 +150,11 @@ class FakeDriver {
       return fail_with;
     }
     if (has_ended) return kIllegalAddress;
-    if (const auto found = always.find(symbol); found != always.end()) return found->second;
+    if (const auto found = always.find(symbol); found != always.end()) {
+      const auto left = times.find(symbol);
+      if (left == times.end() || left->second-- > 0) return found->second;
+    }
+    if (const DriverResult error = capture.enter(symbol); error != 0) return error;
     for (auto& stream : streams_) {
       if (standing.count(stream.get()) > 0) continue;
       while (static_cast<int>(random_() % 100) < moves_percent && step(*stream)) {
@@ -426,11 +435,27 @@ struct FakeCalls {
   }
   static DriverResult stream_query(void* stream) {
     if (const DriverResult error = enter("cuStreamQuery"); error != 0) return error;
+    if (const DriverResult error = fake().capture.ask(stream); error != 0) return error;
     return static_cast<FakeDriver::Stream*>(stream)->work.empty() ? 0 : kNotReady;
   }
   static DriverResult stream_wait_event(void* stream, void* event, unsigned) {
     if (const DriverResult error = enter("cuStreamWaitEvent"); error != 0) return error;
-    return fake().start_behind(*static_cast<FakeDriver::Event*>(event), stream, [] {});
+    const FakeDriver::Event& after = *static_cast<FakeDriver::Event*>(event);
+    if (after.is_captured) {
+      fake().capture.streams.insert(stream);
+      return 0;
+    }
+    return fake().start_behind(after, stream, [] {});
+  }
+  static DriverResult stream_is_capturing(void* stream, int* status) {
+    if (const DriverResult error = enter("cuStreamIsCapturing"); error != 0) return error;
+    *status = static_cast<int>(fake().capture.streams.count(stream));
+    return 0;
+  }
+  // It needs no context, and fails for its argument alone.
+  static DriverResult exchange_capture_mode(int* mode) {
+    std::swap(*mode, FakeCapture::mode());
+    return 0;
   }
   static DriverResult stream_context(void* stream, void** context) {
     if (const DriverResult error = enter("cuStreamGetCtx"); error != 0) return error;
@@ -447,6 +472,7 @@ struct FakeCalls {
   }
   static DriverResult stream_synchronize(void* stream) {
     if (const DriverResult error = enter_to_wait("cuStreamSynchronize"); error != 0) return error;
+    if (const DriverResult error = fake().capture.ask(stream); error != 0) return error;
     auto* const s = static_cast<FakeDriver::Stream*>(stream);
     fake().finish(*s, s->started);
     return ended();
@@ -464,7 +490,9 @@ struct FakeCalls {
   static DriverResult event_record(void* event, void* stream) {
     if (const DriverResult error = enter("cuEventRecord"); error != 0) return error;
     for (const auto& each : fake().streams_) {
-      if (each.get() == stream) *static_cast<FakeDriver::Event*>(event) = {each, each->started};
+      if (each.get() != stream) continue;
+      *static_cast<FakeDriver::Event*>(event) = {each, each->started,
+                                                 fake().capture.streams.count(stream) > 0};
     }
     return 0;
   }
@@ -530,6 +558,7 @@ struct FakeCalls {
   }
   static DriverResult event_query(void* event) {
     if (const DriverResult error = enter("cuEventQuery"); error != 0) return error;
+    if (static_cast<FakeDriver::Event*>(event)->is_captured) return FakeCapture::kUnsupported;
     return static_cast<FakeDriver::Event*>(event)->has_passed() ? 0 : kNotReady;
   }
   static DriverResult event_synchronize(void* event) {

@@ -21,10 +21,11 @@
 //
 // A call that failed may have begun something: its ticket fails, and ends when its stream has
 // passed all the same. Where the event was lost, a later event of the stream or the stream itself
-// says so. If a driver answers kFailuresToGiveUp questions in turn with errors, the tickets of that
-// direction end with that error, its staging is not used again, and submit() is refused. A context
-// that dies ends all tickets.
-// Thread safety: calls from several threads wait for each other.
+// says so. While a driver answers kFailuresToRefuse questions in turn with errors, what is in line
+// in that direction ends with that error, and submit() is refused; what is in flight stays so,
+// since an error to a question does not end a copy. A question that is refused because a thread
+// captures was not asked. A context that dies ends all tickets, and nothing else does before its
+// time. Thread safety: calls from several threads wait for each other.
 
 #include <array>
 #include <cstdint>
@@ -45,7 +46,7 @@ namespace kvfolio::cuda::staged {
 
 class LaterCopies {
  public:
-  static constexpr int kFailuresToGiveUp = 16;
+  static constexpr int kFailuresToRefuse = 16;
   static constexpr std::int64_t kLeastBytes = 1024;
   static constexpr std::int64_t kMostBytes = std::int64_t{1} << 32;
   static constexpr std::int32_t kMostTickets = 1 << 20;
@@ -64,7 +65,8 @@ class LaterCopies {
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction, void* stream);
   // kInvalidArgument: there is no such ticket.
   Result<bool> poll(CopyTicket ticket);
-  // Waits until no ticket touches the memory. The error of a wait: then its direction is given up.
+  // Waits until no ticket touches the memory, or the context is dead, whatever the driver answers.
+  // The first error of a wait.
   Status let_go(const std::byte* memory, std::int64_t bytes);
 
  private:
@@ -123,7 +125,7 @@ class LaterCopies {
     std::array<Track, kTracks> tracks{};
     std::size_t turn = 0;
     std::deque<Ticket*> waiting{};  // not begun, or not as a whole
-    Status given_up{};
+    Status refused{};               // why submit() is, after questions without answers
   };
 
   explicit LaterCopies(std::shared_ptr<Device> device) : device_(std::move(device)) {}
@@ -148,6 +150,7 @@ class LaterCopies {
 
   void collect(Lane& lane, Track& track);
   void pass(Track& track, std::size_t count);
+  void refuse(Lane& lane, const Status& why);
   void give_up(Lane& lane, const Status& why);
   Status wait_for_lane(Lane& lane);
 
