@@ -14,7 +14,8 @@
 // copies itself, with kernels as one kernel and one copy for megabytes at a time. Any other memory
 // of the host goes through pinned staging, which submit() fills, and poll() fills and empties: so
 // such copies move on only while their direction is polled. The order against `stream` is one event
-// that submit() records there; a stream that is being captured cannot be named.
+// that submit() records there; a stream that is being captured is
+// kFailedPrecondition.
 //
 //   auto pinned = cuda::PinnedHostMemory::create(device);   // outlives the Offload
 //   OffloadOptions options{.resource = pinned->get(), .stream = engine_stream};

@@ -190,6 +190,7 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
   if (!way) return way.error();
   ticket.way = *way;
   if (stream != nullptr && !ticket.runs.empty() && !mutant(Mutant::kLaterCopyIgnoresStream)) {
+    KVFOLIO_RETURN_IF_ERROR(check_not_captured(stream));
     const Result<void*> gate = take_event();
     if (!gate) return gate.error();
     ticket.gate = *gate;
@@ -246,6 +247,22 @@ Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
     --num_counted_;
   }
   return first;
+}
+
+// An event that is recorded there would draw a stream of these copies into the capture, and what is
+// captured runs again with each launch of the graph.
+Status LaterCopies::check_not_captured(void* stream) {
+  int capturing = 0;
+  KVFOLIO_RETURN_IF_ERROR(
+      device_->run("to ask whether the caller's stream is captured", [&](const DriverCalls& calls) {
+        const DriverResult error = calls.stream_is_capturing(stream, &capturing);
+        // The legacy stream, while another one that waits for it is captured.
+        if (is_of_capture(error)) capturing = 1;
+        return is_of_capture(error) ? 0 : error;
+      }));
+  if (capturing == 0) return {};
+  return {ErrorCode::kFailedPrecondition,
+          "the stream is being captured: copies cannot come behind it; nothing was begun"};
 }
 
 Result<LaterCopies::Way> LaterCopies::way_of(const Ticket& ticket) {

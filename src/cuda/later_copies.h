@@ -61,7 +61,8 @@ class LaterCopies {
   LaterCopies& operator=(const LaterCopies&) = delete;
   ~LaterCopies();  // waits for what is on its way
 
-  // kResourceExhausted: as many tickets as there may be are not over.
+  // kResourceExhausted: as many tickets as there may be are not over. kFailedPrecondition: the
+  // stream is being captured.
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction, void* stream);
   // kInvalidArgument: there is no such ticket.
   Result<bool> poll(CopyTicket ticket);
@@ -132,6 +133,7 @@ class LaterCopies {
   Status make_lane(Lane& lane, CopyDirection direction);
   Status start_kernels_once();
   Lane& lane_of(CopyDirection direction) { return lanes_[static_cast<std::size_t>(direction)]; }
+  Status check_not_captured(void* stream);
   Result<Way> way_of(const Ticket& ticket);
   Result<bool> are_pinned(std::span<const std::span<const std::byte>> ranges);
 

@@ -159,6 +159,32 @@ TEST(CudaLaterCopies, AFullTableIsRefusedWithItsNumberAndNothingIsBegun) {
   for (const CopyTicket ticket : tickets) EXPECT_TRUE(w.arrives(ticket));
 }
 
+// What is captured does not run now, and runs with each launch of its graph.
+TEST(CudaLaterCopies, AStreamThatIsBeingCapturedIsRefusedAndDrawsNoStreamIntoItsCapture) {
+  for (const unsigned seed : {0u, 1u}) {
+    World w(seed);
+    Stream engine = *Stream::create(w.device);
+    w.fake.capture.streams = {engine.handle()};
+    for (const CopyDirection direction : {CopyDirection::kIn, CopyDirection::kOut}) {
+      const auto refused =
+          w.submit(direction == CopyDirection::kIn ? w.in(w.pinned.data()) : w.out(w.pinned.data()),
+                   direction, engine.handle());
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+      EXPECT_THAT(refused.error().message(), HasSubstr("is being captured"));
+    }
+    EXPECT_EQ(w.fake.capture.streams, std::set<void*>{engine.handle()});
+    EXPECT_EQ(w.fake.capture.broken, 0);
+    w.fake.always["cuStreamIsCapturing"] = 906;
+    EXPECT_EQ(w.submit(w.in(w.pinned.data()), CopyDirection::kIn, engine.handle()).error().code(),
+              ErrorCode::kFailedPrecondition);
+    w.fake.always.clear();
+    EXPECT_TRUE(w.arrives(*w.submit(w.in(w.pinned.data()), CopyDirection::kIn)));
+    w.fake.capture.streams.clear();
+    EXPECT_TRUE(w.arrives(*w.submit(w.in(w.pinned.data()), CopyDirection::kIn, engine.handle())));
+  }
+}
+
 // A driver makes its caller wait where a stream has too much: what is beyond stays in line.
 TEST(CudaLaterCopies, AStreamIsNotFilledHoweverMuchIsSubmitted) {
   World w(0);

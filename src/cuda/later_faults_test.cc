@@ -213,7 +213,7 @@ TEST(CudaLaterFaults, AWaitOfDeallocateThatFailsIsKeptAndDoesNotEndIt) {
         EXPECT_TRUE(over && *over);
       } else {
         EXPECT_THAT(kept.message(), HasSubstr("to wait for later copies"));
-        EXPECT_THAT(over.error().message(), HasSubstr("later copies: error 999"));
+        EXPECT_THAT(over.error().message(), HasSubstr("later copies"));
       }
       memory.reset();
       lender->deallocate(lent, 4096);
