@@ -120,6 +120,7 @@ class KVFOLIO_API DeviceMemory : public MemoryResource {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   // The first failure since the last call, or ok: also of deallocate(), which says nothing itself.
+  // What submit() and poll() refuse is none.
   [[nodiscard]] virtual Status take_error() = 0;
 };
 

@@ -178,9 +178,9 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
     go_on(lane);
     if (!lane.refused.ok()) return lane.refused;
   }
-  if (num_counted_ == max_tickets_) {
+  if (static_cast<std::int32_t>(tickets_.size()) == max_tickets_) {
     return Status(ErrorCode::kResourceExhausted,
-                  concat("of max_tickets = ", max_tickets_, " tickets ", num_counted_,
+                  concat("of max_tickets = ", max_tickets_, " tickets ", tickets_.size(),
                          " are not over: nothing was begun"));
   }
   Ticket ticket;
@@ -203,7 +203,6 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
     }
   }
   ticket.number = ++last_number_;
-  ++num_counted_;
   Ticket& stays = tickets_.emplace(ticket.number, std::move(ticket)).first->second;
   if (!stays.is_begun()) lane.waiting.push_back(&stays);
   go_on(lane);
@@ -215,13 +214,20 @@ Result<bool> LaterCopies::poll(CopyTicket ticket) {
   const RelaxedCapture relaxed(*device_);
   const auto found = tickets_.find(ticket.number);
   if (found == tickets_.end()) {
+    const auto left = std::find_if(left_.begin(), left_.end(),
+                                   [&](const Left& one) { return one.number == ticket.number; });
+    if (left != left_.end()) {
+      const Status error = std::move(left->error);
+      left_.erase(left);
+      if (!error.ok()) return error;
+      return true;
+    }
     return invalid(concat("ticket ", ticket.number, " was not given, or is over"));
   }
   Ticket& asked = found->second;
   if (!asked.is_over()) go_on(lane_of(asked.direction));
   if (!asked.is_over()) return false;
   const Status error = asked.error;
-  if (!asked.has_no_memory) --num_counted_;
   tickets_.erase(found);
   if (!error.ok()) return error;
   return true;
@@ -231,8 +237,12 @@ Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
   const RelaxedCapture relaxed(*device_);
   Status first;
-  for (auto& [number, ticket] : tickets_) {
-    if (ticket.has_no_memory || !ticket.touches(memory, bytes)) continue;
+  for (auto it = tickets_.begin(); it != tickets_.end();) {
+    Ticket& ticket = it->second;
+    if (!ticket.touches(memory, bytes)) {
+      ++it;
+      continue;
+    }
     Lane& lane = lane_of(ticket.direction);
     go_on(lane);
     // Each round ends what is in flight and begins more.
@@ -241,10 +251,13 @@ Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
       if (!waited.ok() && first.ok()) first = waited;
       go_on(lane);
     }
-    ticket.has_no_memory = true;
-    ticket.runs = std::vector<CopyRun>();
-    ticket.next = 0;
-    --num_counted_;
+    // A ticket that is in line still, and over, is one without runs or one that failed.
+    lane.waiting.erase(std::remove(lane.waiting.begin(), lane.waiting.end(), &ticket),
+                       lane.waiting.end());
+    give_event(ticket.gate);
+    if (left_.size() == kMostLeft) left_.pop_front();
+    left_.push_back({ticket.number, ticket.error});
+    it = tickets_.erase(it);
   }
   return first;
 }

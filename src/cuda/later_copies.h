@@ -47,6 +47,7 @@ namespace kvfolio::cuda::staged {
 class LaterCopies {
  public:
   static constexpr int kFailuresToRefuse = 16;
+  static constexpr std::size_t kMostLeft = 8192;
   static constexpr std::int64_t kLeastBytes = 1024;
   static constexpr std::int64_t kMostBytes = std::int64_t{1} << 32;
   static constexpr std::int32_t kMostTickets = 1 << 20;
@@ -64,7 +65,7 @@ class LaterCopies {
   // kResourceExhausted: as many tickets as there may be are not over. kFailedPrecondition: the
   // stream is being captured.
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction, void* stream);
-  // kInvalidArgument: there is no such ticket.
+  // kInvalidArgument: there is no such ticket, or since its memory went kMostLeft others did so.
   Result<bool> poll(CopyTicket ticket);
   // Waits until no ticket touches the memory, or the context is dead, whatever the driver answers.
   // The first error of a wait.
@@ -85,7 +86,6 @@ class LaterCopies {
     void* gate = nullptr;  // an event of the caller's stream
     std::array<bool, kTracks> is_behind_gate{};
     int in_flight = 0;
-    bool has_no_memory = false;  // deallocate() took it: a poll may never come
     Status error{};
 
     [[nodiscard]] bool is_begun() const { return next == runs.size() || !error.ok(); }
@@ -94,6 +94,11 @@ class LaterCopies {
     void fail(const Status& why) {
       if (error.ok()) error = why;
     }
+  };
+  // How a ticket ended whose memory deallocate() took: a poll may never come.
+  struct Left {
+    std::uint64_t number = 0;
+    Status error{};
   };
   // Bytes of a run and their place in staging.
   struct Place {
@@ -170,7 +175,7 @@ class LaterCopies {
   std::vector<void*> events_;  // spare
   std::map<std::uint64_t, Ticket> tickets_;
   std::uint64_t last_number_ = 0;
-  std::int32_t num_counted_ = 0;  // tickets whose memory is there
+  std::deque<Left> left_;  // the last kMostLeft
   std::mutex mutex_;
 };
 
