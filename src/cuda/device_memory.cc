@@ -200,7 +200,7 @@ Status DeviceMemory::keep(Status status) {
   return status;
 }
 
-// A refusal is an answer, and would hide a failure that nobody else says.
+// A refusal is an answer, and would hide a failure that only take_error() says.
 void DeviceMemory::keep_failure(const Status& status) {
   if (status.code() != ErrorCode::kUnavailable && status.code() != ErrorCode::kOutOfMemory) return;
   static_cast<void>(keep(status));
