@@ -20,6 +20,7 @@ Status read_memory_options(std::string_view call, const kvfolio_cuda_memory_opti
   if (options.staging_bytes != 0) out.staging_bytes = options.staging_bytes;
   out.lent = static_cast<std::byte*>(options.lent);
   out.lent_bytes = options.lent_bytes;
+  out.later_bytes = 0;  // a kvfolio_memory_resource submits nothing
   return {};
 }
 

@@ -42,7 +42,7 @@ Status DeviceState::load() {
   Result<std::shared_ptr<cuda::Kernels>> kernels = driver::load(device_);
   if (!kernels) return kernels.error();
   Result<std::unique_ptr<cuda::DeviceMemory>> memory =
-      cuda::DeviceMemory::create(device_, {.kernels = *kernels});
+      cuda::DeviceMemory::create(device_, {.kernels = *kernels, .later_bytes = 0});
   if (!memory) return memory.error();
   kernels_ = *std::move(kernels);
   memory_ = *std::move(memory);
