@@ -122,6 +122,32 @@ def test_moves_that_no_result_shows_must_say_so(gpu, tmp_path, monkeypatch):
         assert "are not yet run on a device" in gpu.wrong_moves(f"`cuda-moves-{name}.json` has every line")[0]
 
 
+def test_a_part_that_no_result_shows_must_say_so(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "root", tmp_path)
+    results = tmp_path / "bench/results"
+    results.mkdir(parents=True)
+    now = {**gpu.hashes(), "moves": gpu.hash_of(gpu.MOVES)}
+
+    def write(name, state, kernels):
+        parts = [{"part": part, "state": state} for part in gpu.OF_THE_LIBRARY]
+        (results / f"cuda-attention-{name}.json").write_text(json.dumps({"parts": parts, "kernels": kernels}))
+
+    write("good", "passed", now)
+    write("failed", "failed: 1", now)
+    write("old", "passed", {**now, "moves": "another"})
+
+    def page(said):
+        return "".join(f"| `{part}` | what | {said} |\n" for part in gpu.OF_THE_LIBRARY)
+
+    assert gpu.wrong_parts(page("not yet run on a device")) == []
+    assert gpu.wrong_parts(page("`cuda-attention-good.json`")) == []
+    for name in ("failed", "old", "missing"):
+        faults = gpu.wrong_parts(page(f"`cuda-attention-{name}.json`"))
+        assert len(faults) == len(gpu.OF_THE_LIBRARY)
+        assert "no result that it names shows it" in faults[0]
+    assert gpu.wrong_parts("")[0] == "docs/cuda.md has no row for the part library"
+
+
 def test_pack_says_what_a_folder_without_flashinfer_lacks(gpu, tmp_path):
     with pytest.raises(SystemExit, match="has no flashinfer/data/include"):
         gpu.flashinfer_jobs(tmp_path)
@@ -158,15 +184,19 @@ def packed(gpu, tmp_path, monkeypatch):
     return packed_on
 
 
-def test_a_part_that_hangs_is_stopped_at_its_own_limit_and_the_others_go_on(packed, capsys):
-    packed.program("hangs", 'echo \'J|{"shape": "first"}\'; printf \'J|{"shape": "cut\'; sleep 60 & sleep 60\n')
+def test_a_part_that_hangs_is_stopped_at_its_own_limit_and_the_others_go_on(packed, capsys, tmp_path):
+    packed.program("hangs", """echo 'J|{"shape": "first"}'; printf 'J|{"shape": "cut'
+sleep 60 & echo $! > "$OUT/child"; sleep 60
+""")
     packed.program("goes", 'echo \'J|{"shape": "x", "us": 5.0, "most_us": 6.0}\'\n')
     packed.program("fails", "echo no; exit 7\n")
     start = time.monotonic()
     code, result = packed.run({"hangs": (9, 1, [["hangs"], ["goes"]]), "fails": (9, 9, [["fails"], ["goes"]]),
                                "goes": (9, 9, [["goes"]]), "lacks": (9, 9, [["@", *("no-such-tool", "1", "2", "3", "4"),
                                                                             "goes"]])})
-    assert time.monotonic() - start < 20  # though a child of the first one holds its output
+    assert time.monotonic() - start < 20
+    child = pathlib.Path("/proc") / (tmp_path / "results/child").read_text().strip() / "stat"
+    assert not child.exists() or child.read_text().split()[2] in "ZX"  # what it had started ended with it
     assert code == 1
     hangs, fails, goes, lacks = result["parts"]
     assert hangs["state"] == "failed: stopped at its limit of 1 s"
