@@ -207,6 +207,8 @@ sleep 60 & echo $! > "$OUT/child"; sleep 60
     assert lacks["state"] == "not run: there is no no-such-tool here"
     said = capsys.readouterr().out
     assert "x: 5.0 us, 6.0 at most" in said
+    assert "| part | seconds | rows | on NVIDIA H100 |" in said
+    assert "| lacks |  | 0 | not run: there is no no-such-tool here |" in said
     assert said.endswith("gpu: not passed: hangs, fails\n")
 
 
