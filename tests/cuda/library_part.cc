@@ -5,6 +5,7 @@
 // with the same bits alone and in a batch; and what is refused.
 
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "device_part.h"
@@ -18,6 +19,11 @@ constexpr std::int32_t kHeads = 2, kQueryHeads = 16, kLayers = 2, kBlocks = 100,
 const std::vector<std::int32_t> kQueryStart = {0, 1, 6, 106};
 const std::vector<std::int32_t> kLens = {1100, 37, 200};
 constexpr std::int32_t kColumns = 75;
+
+std::size_t elements(std::int32_t rows, std::int32_t heads, std::int32_t dim) {
+  return static_cast<std::size_t>(rows) * static_cast<std::size_t>(heads) *
+         static_cast<std::size_t>(dim);
+}
 
 class Twins {
  public:
@@ -128,7 +134,7 @@ class Twins {
                   .block_table_stride = kColumns};
     args.params = {.scale = 1 / std::sqrt(static_cast<double>(dim_))};
     args.q = of(q.data(), rows, kQueryHeads);
-    std::vector<float> want(static_cast<std::size_t>(rows * kQueryHeads * dim_));
+    std::vector<float> want(elements(rows, kQueryHeads, dim_));
     args.out = contiguous_rows(reinterpret_cast<std::byte*>(want.data()), rows, kQueryHeads, dim_,
                                DType::kF32);
     args.target = KernelTarget::kReference;
@@ -151,7 +157,7 @@ class Twins {
     report_.expect(error < most, name_ + ": attention is not near the reference");
     for (std::size_t i = 0; i < kLens.size(); ++i) {
       const std::vector<float> alone = on_device(q, i, 1, may_lack, target);
-      const std::size_t at = static_cast<std::size_t>(kQueryStart[i] * kQueryHeads * dim_);
+      const std::size_t at = elements(kQueryStart[i], kQueryHeads, dim_);
       report_.expect(std::memcmp(alone.data(), got.data() + at, alone.size() * 4) == 0,
                      name_ + ": sequence " + std::to_string(i) + " has other bits alone");
     }
@@ -162,7 +168,7 @@ class Twins {
  private:
   [[nodiscard]] KVView host_view() const { return must(host_->view(GroupId(0)), "view"); }
   [[nodiscard]] std::size_t row_bytes() const {
-    return static_cast<std::size_t>(dim_ * dtype_bytes(rows_));
+    return static_cast<std::size_t>(dim_) * static_cast<std::size_t>(dtype_bytes(rows_));
   }
   const std::byte* there(const std::vector<std::byte>& bytes) {
     return card_.copied(std::span<const std::byte>(bytes));
@@ -176,7 +182,7 @@ class Twins {
   }
 
   std::vector<std::byte> random_rows(std::int32_t tokens, std::int32_t heads) {
-    const std::size_t n = static_cast<std::size_t>(tokens * heads * dim_);
+    const std::size_t n = elements(tokens, heads, dim_);
     std::vector<float> values(n);
     std::normal_distribution<float> normal;
     for (float& x : values) x = normal(random_);
@@ -190,8 +196,8 @@ class Twins {
 
   void compare(const char* what) {
     must(card_.stream.synchronize(), what);
-    std::vector<std::int32_t> blocks;
-    for (std::int32_t b = 0; b < kBlocks; ++b) blocks.push_back(b);
+    std::vector<std::int32_t> blocks(kBlocks);
+    std::iota(blocks.begin(), blocks.end(), 0);
     const auto bytes = static_cast<std::size_t>(host_->block_image_bytes(GroupId(0)) * kBlocks);
     std::vector<std::byte> want(bytes), got(bytes);
     must(host_->read_blocks(GroupId(0), blocks, want), "read_blocks");
@@ -209,7 +215,7 @@ class Twins {
       start.push_back(kQueryStart[i] - kQueryStart[first]);
     const std::int32_t rows = start.back();
     const std::size_t q_row = kQueryHeads * row_bytes();
-    const auto bytes = static_cast<std::size_t>(rows * kQueryHeads * dim_) * 4;
+    const auto bytes = elements(rows, kQueryHeads, dim_) * 4;
     DeviceAttention call;
     call.cache = there_view();
     call.layer = 1;

@@ -4,6 +4,7 @@
 // of apply() that is captured once and played behind each of 1,000 steps of a manager, with a
 // verify() after each.
 
+#include <numeric>
 #include <random>
 
 #include "device_part.h"
@@ -181,7 +182,8 @@ class RandomSteps {
       if (open_.size() + 1 < static_cast<std::size_t>(most_)) {
         std::vector<std::int32_t> prompt;
         const int text = between(1, 3), count = between(0, 40);
-        for (int i = 0; i < count; ++i) prompt.push_back(100 * text + i);
+        prompt.resize(static_cast<std::size_t>(count));
+        std::iota(prompt.begin(), prompt.end(), 100 * text);
         const bool forks = !open_.empty() && between(1, 4) == 1;
         open_.push_back(forks ? must(manager.fork(open_[some % open_.size()]), "fork")
                               : must(manager.open(prompt), "open").sequence);

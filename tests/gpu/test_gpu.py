@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -121,6 +122,32 @@ def test_moves_that_no_result_shows_must_say_so(gpu, tmp_path, monkeypatch):
         assert "are not yet run on a device" in gpu.wrong_moves(f"`cuda-moves-{name}.json` has every line")[0]
 
 
+def test_a_part_that_no_result_shows_must_say_so(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "root", tmp_path)
+    results = tmp_path / "bench/results"
+    results.mkdir(parents=True)
+    now = {**gpu.hashes(), "moves": gpu.hash_of(gpu.MOVES)}
+
+    def write(name, state, kernels):
+        parts = [{"part": part, "state": state} for part in gpu.OF_THE_LIBRARY]
+        (results / f"cuda-attention-{name}.json").write_text(json.dumps({"parts": parts, "kernels": kernels}))
+
+    write("good", "passed", now)
+    write("failed", "failed: 1", now)
+    write("old", "passed", {**now, "moves": "another"})
+
+    def page(said):
+        return "".join(f"| `{part}` | what | {said} |\n" for part in gpu.OF_THE_LIBRARY)
+
+    assert gpu.wrong_parts(page("not yet run on a device")) == []
+    assert gpu.wrong_parts(page("`cuda-attention-good.json`")) == []
+    for name in ("failed", "old", "missing"):
+        faults = gpu.wrong_parts(page(f"`cuda-attention-{name}.json`"))
+        assert len(faults) == len(gpu.OF_THE_LIBRARY)
+        assert "no result that it names shows it" in faults[0]
+    assert gpu.wrong_parts("")[0] == "docs/cuda.md has no row for the part library"
+
+
 def test_pack_says_what_a_folder_without_flashinfer_lacks(gpu, tmp_path):
     with pytest.raises(SystemExit, match="has no flashinfer/data/include"):
         gpu.flashinfer_jobs(tmp_path)
@@ -157,15 +184,19 @@ def packed(gpu, tmp_path, monkeypatch):
     return packed_on
 
 
-def test_a_part_that_hangs_is_stopped_at_its_own_limit_and_the_others_go_on(packed, capsys):
-    packed.program("hangs", 'echo \'J|{"shape": "first"}\'; printf \'J|{"shape": "cut\'; sleep 60 & sleep 60\n')
+def test_a_part_that_hangs_is_stopped_at_its_own_limit_and_the_others_go_on(packed, capsys, tmp_path):
+    packed.program("hangs", """echo 'J|{"shape": "first"}'; printf 'J|{"shape": "cut'
+sleep 60 & echo $! > "$OUT/child"; sleep 60
+""")
     packed.program("goes", 'echo \'J|{"shape": "x", "us": 5.0, "most_us": 6.0}\'\n')
     packed.program("fails", "echo no; exit 7\n")
     start = time.monotonic()
     code, result = packed.run({"hangs": (9, 1, [["hangs"], ["goes"]]), "fails": (9, 9, [["fails"], ["goes"]]),
                                "goes": (9, 9, [["goes"]]), "lacks": (9, 9, [["@", *("no-such-tool", "1", "2", "3", "4"),
                                                                             "goes"]])})
-    assert time.monotonic() - start < 20  # though a child of the first one holds its output
+    assert time.monotonic() - start < 20
+    child = pathlib.Path("/proc") / (tmp_path / "results/child").read_text().strip() / "stat"
+    assert not child.exists() or child.read_text().split()[2] in "ZX"  # what it had started ended with it
     assert code == 1
     hangs, fails, goes, lacks = result["parts"]
     assert hangs["state"] == "failed: stopped at its limit of 1 s"
@@ -176,6 +207,8 @@ def test_a_part_that_hangs_is_stopped_at_its_own_limit_and_the_others_go_on(pack
     assert lacks["state"] == "not run: there is no no-such-tool here"
     said = capsys.readouterr().out
     assert "x: 5.0 us, 6.0 at most" in said
+    assert "| part | seconds | rows | on NVIDIA H100 |" in said
+    assert "| lacks |  | 0 | not run: there is no no-such-tool here |" in said
     assert said.endswith("gpu: not passed: hangs, fails\n")
 
 
@@ -267,3 +300,113 @@ def test_all_parts_together_end_in_time_if_each_one_hangs(gpu):
     assert quick < gpu.SECONDS[True] == 120
     assert whole < gpu.SECONDS[False] == 300
     assert gpu.PACK_BYTES == 48_000_000
+
+
+# ---- what kernels take ----
+
+
+def cubin_of(sizes):
+    """An ELF file of sections .text.NAME of some sizes."""
+    names, at, heads = b"\0", 64, [(0, 0, 0, 0, 0, 0)]
+    for name, size in sizes.items():
+        heads.append((len(names), 1, 6, 0, at, size))
+        names += f".text.{name}".encode() + b"\0"
+    heads.append((len(names), 3, 0, 0, 64, len(names) + 10))
+    names += b".shstrtab\0"
+    table = b"".join(struct.pack("<IIQQQQIIQQ", *head, 0, 0, 1, 0) for head in heads)
+    head = b"\x7fELF".ljust(0x28, b"\0") + struct.pack("<QIHHHHHH", 64 + len(names), 0, 64, 0, 0, 64, len(heads),
+                                                       len(heads) - 1)
+    return head + names + table
+
+
+def fatbin_of(cubins):
+    entries = b"".join(struct.pack("<HHIQIIIIIIII", 2, 257, 64, len(cubin), 0, 0, 0, arch, 0, 0, 0, 0).ljust(64, b"\0") + cubin
+                       for arch, cubin in cubins)
+    ptx = struct.pack("<HHIQ", 1, 257, 80, 8).ljust(80, b"\0") + bytes(8)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(ptx) + len(entries)) + ptx + entries
+
+
+def ptxas_of(kernel, arch="sm_90a", registers=32, stack=0, stores=0, loads=0, shared=None):
+    memory = f", {shared} bytes smem" if shared else ""
+    return (f"ptxas info    : Compiling entry function '{kernel}' for '{arch}'\nptxas info    : Function properties for {kernel}\n"
+            f"    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
+            f"ptxas info    : Used {registers} registers, used 1 barriers{memory}, 664 bytes cmem[0]\n")
+
+
+@pytest.fixture
+def built(gpu, tmp_path, monkeypatch):
+    """A build with one image of two kernels for two architectures; writes it anew with other numbers."""
+    folder = tmp_path / "build/src/cuda/library"
+    folder.mkdir(parents=True)
+    (tmp_path / "tests/gpu").mkdir(parents=True)
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.48\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(gpu, "root", tmp_path)
+    monkeypatch.setattr(gpu, "nvcc", lambda: str(nvcc))
+
+    def build(code=512, kernels=("one", "two"), **numbers):
+        sizes = {name: code for name in kernels}
+        (folder / "moves.image").write_bytes(fatbin_of([(80, cubin_of({name: 128 for name in kernels})),
+                                                        (90, cubin_of(sizes))]))
+        (folder / "moves.ptxas").write_text("".join([
+            *(ptxas_of(name, "sm_80") for name in kernels),
+            *(ptxas_of(name, **(numbers if name == "one" else {})) for name in kernels)]))
+
+    def check(renew=False):
+        return gpu.resources(argparse.Namespace(build=tmp_path / "build", renew=renew))
+
+    build()
+    assert check(renew=True) == 0
+    return argparse.Namespace(build=build, check=check, path=tmp_path / gpu.RESOURCES, nvcc=nvcc)
+
+
+def test_what_kernels_take_is_recorded_by_architecture(built):
+    recorded = json.loads(built.path.read_text())
+    assert recorded["compiler"] == "13.0.48"
+    assert recorded["images"]["moves"] == {"one sm_80": [32, 0, 0, 0, 128], "two sm_80": [32, 0, 0, 0, 128],
+                                           "one sm_90a": [32, 0, 0, 0, 512], "two sm_90a": [32, 0, 0, 0, 512]}
+    assert built.check() == 0
+
+
+@pytest.mark.parametrize("numbers, said", [
+    ({"registers": 33}, "moves: one sm_90a: registers 32 -> 33"),
+    ({"stack": 8}, "moves: one sm_90a: stack 0 -> 8"),
+    ({"shared": 1024}, "moves: one sm_90a: shared 0 -> 1024"),
+    ({"code": 640}, "moves: two sm_90a: code 512 -> 640"),
+    ({"kernels": ("one", "two", "three")}, "moves: three sm_80 is not recorded: registers 32"),
+    ({"kernels": ("one",)}, "moves: two sm_90a is recorded and is gone"),
+])
+def test_a_kernel_that_takes_more_fails_with_both_numbers(built, capsys, numbers, said):
+    built.build(**numbers)
+    assert built.check() == 1
+    assert said in capsys.readouterr().out
+
+
+def test_a_kernel_that_takes_less_passes_and_may_be_recorded(built):
+    built.build(registers=30, code=384)
+    assert built.check() == 0
+    assert built.check(renew=True) == 0
+    built.build()
+    assert built.check() == 1
+
+
+def test_a_spill_fails_and_is_not_recorded_but_by_hand(built, capsys):
+    built.build(stores=4, loads=8)
+    before = built.path.read_text()
+    assert built.check(renew=True) == 1
+    assert "moves: one sm_90a spills 12 bytes, allowed: 0" in capsys.readouterr().out
+    assert built.path.read_text() == before
+    built.path.write_text(before.replace('"spills": {}', '"spills": {"one sm_90a": 12}'))
+    assert built.check(renew=True) == 0
+    built.build(stores=4, loads=12)
+    assert built.check() == 1
+
+
+def test_another_compiler_is_judged_by_its_spills_alone(built, capsys):
+    built.nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.1, V13.1.2\n")
+    built.build(registers=40)
+    assert built.check() == 0
+    assert "recorded with nvcc 13.0.48, this is 13.1.2: only spills are judged" in capsys.readouterr().out
+    built.build(stores=4)
+    assert built.check() == 1

@@ -17,14 +17,17 @@ set(nvcc ${KVFOLIO_NVCC} -std=c++20 -O3 --expt-relaxed-constexpr
 set(sm_80_on -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a)
 set(sm_90a -gencode=arch=compute_90a,code=sm_90a)
 
-# kvfolio_add_image(<name> SOURCE x.cu FLAGS ...): the file <name>.image, and its place in the table.
+# kvfolio_add_image(<name> SOURCE x.cu FLAGS ...): the file <name>.image, its place in the table, and <name>.ptxas,
+# what its kernels take of a card.
 function(kvfolio_add_image name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "SOURCE" "FLAGS")
   set(source ${PROJECT_SOURCE_DIR}/src/cuda/${arg_SOURCE})
   set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}.image)
   add_custom_command(OUTPUT ${image}
-    COMMAND ${nvcc} ${arg_FLAGS} -MD -MF ${name}.d -o ${image} ${source}
-    DEPENDS ${source}
+    BYPRODUCTS ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptxas
+    COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/compile_kernels ${name}.ptxas
+      ${nvcc} -Xptxas -v ${arg_FLAGS} -MD -MF ${name}.d -o ${image} ${source}
+    DEPENDS ${source} ${CMAKE_CURRENT_SOURCE_DIR}/compile_kernels
     DEPFILE ${CMAKE_CURRENT_BINARY_DIR}/${name}.d
     COMMENT "nvcc ${name}" VERBATIM)
   set(image_names ${image_names} ${name} PARENT_SCOPE)
