@@ -177,6 +177,10 @@ KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttenti
 // the stream has passed, to `image`; and zeroes zeroed_bytes() of `workspace`.
 KVFOLIO_API Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,
                           std::byte* image, std::byte* workspace, void* stream);
+// Copies what lies in pinned memory to device memory, in the order of the stream: the lengths of a
+// batch, beside its plan. kInvalidArgument: null, memory of the other kind.
+KVFOLIO_API Status upload(Kernels& kernels, std::span<const std::byte> pinned, std::byte* to,
+                          void* stream);
 // softmax(scale * q k^T + mask) v of every row. kInvalidArgument, with what differs: a call of
 // other shapes, strides or parameters than the plan's: scale, soft_cap, causal, rule, and whether
 // there are slopes, sink logits and trims. Each layer may have slopes and logits of its own.

@@ -19,6 +19,18 @@ class SupportsDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
 
+class DeviceStorage(Protocol):
+    """A kvfolio.cuda.Storage."""
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def groups(self) -> list[GroupSpec]: ...
+
+    def check(self) -> None: ...
+
+
 Array = SupportsDLPack
 # What a call reads: an array of exactly this type, or ints. No array is converted.
 Int32Input = Union[SupportsDLPack, Sequence[int]]

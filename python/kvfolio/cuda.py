@@ -5,11 +5,16 @@ from __future__ import annotations
 
 try:
     from kvfolio_cuda import (
+        AttendPlan as AttendPlan,
+        Batch as Batch,
         Device as Device,
+        DeviceGroupPlan as DeviceGroupPlan,
+        DevicePlan as DevicePlan,
         Storage as Storage,
         Tensor as Tensor,
         View as View,
         append as append,
+        attend as attend,
         available as available,
         convert_blocks as convert_blocks,
         copy_blocks as copy_blocks,
@@ -18,6 +23,7 @@ try:
         has_kernels as has_kernels,
         kernel_revision as kernel_revision,
         num_devices as num_devices,
+        plan_attend as plan_attend,
         why_not as why_not,
     )
     from kvfolio_cuda import __all__ as __all__

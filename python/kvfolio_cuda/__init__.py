@@ -30,11 +30,16 @@ import warnings as _warnings
 import kvfolio as _kvfolio
 
 from ._cuda import (
+    AttendPlan,
+    Batch,
     Device,
+    DeviceGroupPlan,
+    DevicePlan,
     Storage,
     Tensor,
     View,
     append,
+    attend,
     available,
     convert_blocks,
     copy_blocks,
@@ -43,6 +48,7 @@ from ._cuda import (
     has_kernels,
     kernel_revision,
     num_devices,
+    plan_attend,
     why_not,
 )
 
@@ -52,11 +58,16 @@ if not has_kernels():
     _warnings.warn("kvfolio_cuda was built without nvcc and has no kernels", RuntimeWarning, stacklevel=2)
 
 __all__ = [
+    "AttendPlan",
+    "Batch",
     "Device",
+    "DeviceGroupPlan",
+    "DevicePlan",
     "Storage",
     "Tensor",
     "View",
     "append",
+    "attend",
     "available",
     "convert_blocks",
     "copy_blocks",
@@ -65,5 +76,6 @@ __all__ = [
     "has_kernels",
     "kernel_revision",
     "num_devices",
+    "plan_attend",
     "why_not",
 ]

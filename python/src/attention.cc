@@ -2,11 +2,10 @@
 
 // Attention, merges, and the threads that are lent to them.
 
-#include <cmath>
-
 #include "arrays.h"
 #include "kvfolio/executor.h"
 #include "kvfolio/kernels.h"
+#include "masks.h"
 #include "plan.h"
 #include "storage.h"
 
@@ -122,31 +121,6 @@ Status attend_with_workspace(AttentionArgs& args) {
   return attend(args);
 }
 
-// None: `number`.
-std::int32_t number_or(nb::handle object, const char* name, std::int32_t number) {
-  if (object.is_none()) return number;
-  Int given;
-  if (!nb::try_cast(object, given)) raise_wanted(object, name, "an int or None");
-  return i32(given, name);
-}
-
-// What is None stays as the group has it; chunks take the place of its window.
-void set_rule(nb::handle window, nb::handle num_sinks, nb::handle chunk, GroupRule& rule) {
-  const std::int32_t chunk_tokens = number_or(chunk, "chunk", 0);
-  const std::int32_t sinks = number_or(num_sinks, "num_sinks", rule.num_sinks());
-  if (chunk_tokens != 0) {
-    const std::int32_t given = number_or(window, "window", 0);
-    if (given != 0) {
-      raise_invalid("window is " + std::to_string(given) + " and chunk " +
-                    std::to_string(chunk_tokens) + ", wanted: one of them, the other 0 or None");
-    }
-    rule = GroupRule::of_chunk(chunk_tokens, sinks);
-    return;
-  }
-  const std::int32_t tokens = number_or(window, "window", rule.window());
-  rule = {tokens == 0 ? AttentionKind::kFull : AttentionKind::kSlidingWindow, tokens, sinks};
-}
-
 // A float32 number for each query head, or None. It keeps alive what its span points into.
 struct PerHead {
   PerHead(nb::handle object, const char* name) {
@@ -180,13 +154,7 @@ nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::ob
   args.cache = cache.view;
   args.layer = i32(layer, "layer");
   args.batch = batch_of(batch, reading, args.params);
-  args.params.scale = 1.0 / std::sqrt(std::max(cache.view.head_dim_k, 1));
-  if (!scale.is_none() && !nb::try_cast(scale, args.params.scale)) {
-    raise_wanted(scale, "scale", "a float or None");
-  }
-  args.params.causal = causal;
-  set_rule(window, num_sinks, chunk, args.params.rule);
-  args.params.soft_cap = soft_cap;
+  set_mask({scale, causal, window, num_sinks, chunk, soft_cap}, cache.view.head_dim_k, args.params);
   args.params.alibi_slopes = slopes.span;
   args.params.sink_logits = logits.span;
   args.q = q_rows.view;

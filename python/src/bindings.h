@@ -68,6 +68,20 @@ class ReleasedGil {
   PyThreadState* thread_;
 };
 
+// Runs f() with the GIL, on whichever thread; not at all if the interpreter is gone.
+template <typename F>
+void with_gil(F&& f) noexcept {
+  if (Py_IsInitialized() == 0) return;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  f();
+  PyGILState_Release(state);
+}
+
+// An object of Python that anything may let go of, on any thread. Made under the GIL.
+inline std::shared_ptr<PyObject> held(nb::handle object) {
+  return {object.inc_ref().ptr(), [](PyObject* o) { with_gil([&] { Py_DECREF(o); }); }};
+}
+
 // NAME(*fields) of a module of Python: a record, or an error. That is code of Python, in which a
 // daemon thread may end, too: so nothing is in here whose destructor needs the GIL.
 inline nb::object new_record(const char* module, const char* name, const nb::tuple& fields) {
@@ -186,8 +200,11 @@ struct Lease {
 
 // What Manager, Step and Plan share.
 struct ManagerState {
-  ManagerState(KVCacheManager manager_in, IdTag tag_in)
-      : tag(std::move(tag_in)), manager(std::move(manager_in)) {}
+  ManagerState(KVCacheManager manager_in, IdTag tag_in,
+               std::shared_ptr<PyObject> device_storage_in = nullptr)
+      : tag(std::move(tag_in)),
+        device_storage(std::move(device_storage_in)),
+        manager(std::move(manager_in)) {}
 
   // Runs f(manager) while no other call of this manager runs. Requires: f calls no Python.
   template <typename F>
@@ -209,6 +226,8 @@ struct ManagerState {
   void end_plans(Ticket first, Ticket last);
 
   const IdTag tag;
+  // A kvfolio.cuda.Storage whose memory the storage of the manager lies in; it ends after that.
+  const std::shared_ptr<PyObject> device_storage;
   KVCacheManager manager;
   Ticket open{};                          // the open step; changes inside of call() only
   bool has_offload = false;               // one of kvfolio_tiers stands over it; under the GIL

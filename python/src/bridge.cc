@@ -29,10 +29,17 @@ std::string version_of_headers() {
 }
 
 // Empty, or what differs.
-std::string difference(const std::string& version, const std::string& interface) {
+std::string difference(const std::string& version, const std::string& interface,
+                       const std::string& other = "kvfolio") {
   if (version == version_of_headers() && interface == kInterface) return "";
-  return "kvfolio is " + version + " (" + interface + ") and " + kWheel + " is for " +
+  return other + " is " + version + " (" + interface + ") and " + kWheel + " is for " +
          version_of_headers() + " (" + kInterface + "): install both of one version";
+}
+
+// For as long as the process.
+const char* own_version() {
+  static const std::string version = version_of_headers();
+  return version.c_str();
 }
 
 }  // namespace
@@ -40,9 +47,44 @@ std::string difference(const std::string& version, const std::string& interface)
 std::string interface_id() { return kInterface; }
 
 nb::capsule make_bridge(const std::shared_ptr<ManagerState>& manager) {
-  static const std::string version = version_of_headers();
-  return {new Bridge{version.c_str(), kInterface, manager}, Bridge::kName,
+  return {new Bridge{own_version(), kInterface, manager}, Bridge::kName,
           [](void* bridge) noexcept { delete static_cast<Bridge*>(bridge); }};
+}
+
+nb::capsule make_storage_bridge(KVStorage storage, const std::shared_ptr<bool>& taken) {
+  return {new StorageBridge{own_version(), kInterface, std::move(storage), taken},
+          StorageBridge::kName,
+          [](void* bridge) noexcept { delete static_cast<StorageBridge*>(bridge); }};
+}
+
+StorageBridge& storage_bridge_of(const nb::object& capsule) {
+  auto* bridge =
+      static_cast<StorageBridge*>(PyCapsule_GetPointer(capsule.ptr(), StorageBridge::kName));
+  if (bridge == nullptr) throw nb::python_error();
+  const std::string text = difference(bridge->version, bridge->interface_id, "kvfolio_cuda");
+  if (!text.empty()) raise(Status(ErrorCode::kFailedPrecondition, text));
+  return *bridge;
+}
+
+nb::capsule make_plan_bridge(const StepPlan& plan, std::shared_ptr<const void> keeper,
+                             Reading reading) {
+  return {new PlanBridge{own_version(), kInterface, &plan, std::move(keeper), std::move(reading)},
+          PlanBridge::kName,
+          [](void* bridge) noexcept { delete static_cast<PlanBridge*>(bridge); }};
+}
+
+nb::object plan_bridge_of(nb::handle plan, const StepPlan*& arrays) {
+  if (!nb::hasattr(plan, "_bridge")) raise_wanted(plan, "plan", "a kvfolio.Plan");
+  nb::object capsule = plan.attr("_bridge")();
+  if (PyCapsule_IsValid(capsule.ptr(), PlanBridge::kName) == 0) {
+    raise_wanted(plan, "plan", "a kvfolio.Plan");
+  }
+  const auto* bridge =
+      static_cast<const PlanBridge*>(PyCapsule_GetPointer(capsule.ptr(), PlanBridge::kName));
+  const std::string text = difference(bridge->version, bridge->interface_id);
+  if (!text.empty()) raise(Status(ErrorCode::kFailedPrecondition, text));
+  arrays = bridge->plan;
+  return capsule;
 }
 
 void check_core() {

@@ -61,12 +61,28 @@ ManagerOptions options_of(const Given& given, const IdTag& tag) {
   return options;
 }
 
+// Over the memory of a kvfolio.cuda.Storage, which stays in use, too.
+std::shared_ptr<ManagerState> over_device(nb::handle device_storage, const ManagerOptions& options,
+                                          IdTag tag) {
+  const nb::object capsule = device_storage.attr("_storage_bridge")();
+  StorageBridge& bridge = storage_bridge_of(capsule);
+  if (*bridge.taken) {
+    raise(Status(ErrorCode::kFailedPrecondition, "another manager has taken this storage"));
+  }
+  auto state = std::make_shared<ManagerState>(
+      take(KVCacheManager::create(*std::move(bridge.storage), options)), std::move(tag),
+      held(device_storage));
+  *bridge.taken = true;
+  return state;
+}
+
 std::shared_ptr<ManagerState> create(nb::handle spec, const Given& given) {
   IdTag tag = tag_of(given.id_tag);
   const ManagerOptions options = options_of(given, tag);
   if (nb::isinstance<Storage>(spec)) {
     return object_of<Storage>(spec, "spec", "a Storage").give(options, std::move(tag));
   }
+  if (nb::hasattr(spec, "_storage_bridge")) return over_device(spec, options, std::move(tag));
   return std::make_shared<ManagerState>(
       take(KVCacheManager::create(spec_of(spec, "spec"), options)), std::move(tag));
 }
@@ -101,7 +117,8 @@ void add_options(nb::class_<Manager>& c) {
       "copies_by_host"_a = false, "max_announced_tokens"_a = Int{0}, "list_findable"_a = false,
       "null_block"_a = false,
       nb::sig("def __init__(self, spec: collections.abc.Sequence[kvfolio._types.GroupSpec] | "
-              "Storage, *, max_sequences: int = 1024, max_pins: int = 256, "
+              "Storage | kvfolio._types.DeviceStorage, *, max_sequences: int = 1024, max_pins: int "
+              "= 256, "
               "max_steps_in_flight: int = 2, order: kvfolio._types.Order = 'in_order', "
               "prefix_cache: bool = True, max_sequence_tokens: int = 0, "
               "max_index_tokens: int = 0, max_runs: int = 0, max_root_keys: int = 1024, "
@@ -114,6 +131,8 @@ void add_options(nb::class_<Manager>& c) {
       "A list of GroupSpec: ids only, the engine owns the bytes and runs the copies of each plan. "
       "A Storage: the manager takes it, and commit() refuses a step whose copies "
       "run_copies() has not run, unless copies_by_host says that the engine runs them. "
+      "A kvfolio.cuda.Storage: the same, and both stay alive as long as one of them; copies wait "
+      "for what was enqueued on the storage. "
       "null_block: block 0 of each group is never given out and counts nowhere, and plans are "
       "padded with 0. Options of "
       "0 are derived; see manager_types.h. id_tag=None: a number that no manager has "

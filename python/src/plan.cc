@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "arrays.h"
+#include "bridge.h"
 
 namespace kvfolio::python {
 namespace {
@@ -251,6 +252,10 @@ void add_plan(nb::module_& m) {
   add_array<kCallerIds>(c, "caller_ids",
                         "def caller_ids(self) -> numpy.typing.NDArray[numpy.uint64]",
                         "[num_sequences] if asked for, else empty; 0: it has none. Always a copy.");
+  c.def("_bridge", [](const Plan& plan) {
+    plan.data->check_live("plan");
+    return make_plan_bridge(plan.data->plan(), plan.data, plan.data->reading());
+  });
   c.def(
       "table_of",
       [](const Plan& plan, Int group, Int i) {

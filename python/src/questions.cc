@@ -122,10 +122,21 @@ void add_numbers(nb::class_<Manager>& c) {
       .def_prop_ro(
           "storage",
           [](const Manager& manager) -> nb::object {
-            if (manager.state()->manager.storage() == nullptr) return nb::none();
+            const ManagerState& state = *manager.state();
+            if (state.manager.storage() == nullptr || state.device_storage != nullptr) {
+              return nb::none();
+            }
             return nb::cast(Storage(manager.state()));
           },
-          nb::sig("def storage(self) -> Storage | None"))
+          nb::sig("def storage(self) -> Storage | None"), "Of the host.")
+      .def_prop_ro(
+          "device_storage",
+          [](const Manager& manager) -> nb::object {
+            const std::shared_ptr<PyObject>& storage = manager.state()->device_storage;
+            return storage == nullptr ? nb::none() : nb::borrow(storage.get());
+          },
+          nb::sig("def device_storage(self) -> typing.Any"),
+          "The kvfolio.cuda.Storage that the manager was made over, or None.")
       .def_prop_ro(
           "metadata_bytes",
           [](const Manager& manager) {

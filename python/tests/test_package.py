@@ -104,6 +104,15 @@ if cuda.available():
     layer = storage.view(0, 0)
     cuda.append(layer, layer.k, layer.v, layer.k, stream=2)
     cuda.copy_blocks(layer, [0], np.zeros(1, np.int32))
+    over = kv.Manager(storage, order="unordered").device_storage
+    up = cuda.DevicePlan(max_sequences=1, max_tokens=4, num_rows=m.num_rows, groups=[(16, 4)])
+    with m.step() as step:
+        up.upload(step.plan(changed_entries=True), stream=2)
+    if (slots := up.group(0).slot_mapping) is not None:
+        print(slots.shape[0] + up.last_upload["bytes"])
+    batch = cuda.Batch([0, 1], np.ones(1, np.int32), layer.k)
+    plan: cuda.AttendPlan = cuda.plan_attend(layer.k, layer, batch, out=layer.k, window=4, reuse=None, stream=2)
+    print(plan.target + "", plan.attend(layer.k, layer, out=layer.v), cuda.attend(layer.k, layer, batch, out=layer.v))
     name: str = device.engine + str(layer.k.shape[0] + device.capability[1]) + (cuda.why_not() or "")
 ''')
     wrong = tmp_path / "wrong.py"

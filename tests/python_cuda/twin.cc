@@ -8,6 +8,7 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -20,7 +21,7 @@ namespace kvfolio::cuda {
 namespace {
 
 constexpr int kImage = 0;
-constexpr KernelImage kImages[] = {{"moves", &kImage, 4}};
+constexpr KernelImage kImages[] = {{"moves", &kImage, 4}, {"attend", &kImage, 4}};
 
 // One thread at a time is in the driver, from a context's push to its pop: the driver that is none
 // knows no threads, and several devices have one stack of contexts.
@@ -48,7 +49,8 @@ struct Twin {
 
   Twin() {
     fake.touchable = true;
-    fake.kernel = moves_on_host();
+    fake.minor = 0;  // what attention is compiled for
+    fake.kernel = either(moves_on_host(), general_attention_on_host());
   }
 };
 Twin& twin() {
@@ -87,14 +89,16 @@ DriverResult pop(void** context) {
   turn().unlock();
   return result;
 }
-DriverResult pointer_attribute(void* value, int attribute, DeviceAddress pointer) {
+const Adopted* adopted_at(DeviceAddress pointer) {
   auto next = twin().adopted.upper_bound(pointer);
-  if (next != twin().adopted.begin()) {
-    const auto& [base, memory] = *--next;
-    if (pointer - base < memory.bytes) {
-      *static_cast<int*>(value) = attribute == 2 ? 2 : memory.device;
-      return 0;
-    }
+  if (next == twin().adopted.begin()) return nullptr;
+  const auto& [base, memory] = *--next;
+  return pointer - base < memory.bytes ? &memory : nullptr;
+}
+DriverResult pointer_attribute(void* value, int attribute, DeviceAddress pointer) {
+  if (const Adopted* const memory = adopted_at(pointer); memory != nullptr) {
+    *static_cast<int*>(value) = attribute == 2 ? 2 : memory->device;
+    return 0;
   }
   return twin().calls.pointer_attribute(value, attribute, pointer);
 }
@@ -115,12 +119,46 @@ DriverResult context_synchronize() {
 DriverResult stream_wait_event(void* stream, void* event, unsigned flags) {
   return twin().calls.stream_wait_event(real_stream("wait", stream), event, flags);
 }
+DriverResult copy_in(DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
+  return twin().calls.copy_in(to, from, bytes, real_stream("copy", stream));
+}
+// The fake knows no adopted memory: such a copy ends at once, behind its stream.
+DriverResult copy_within(DeviceAddress to, DeviceAddress from, std::size_t bytes, void* stream) {
+  void* const real = real_stream("copy", stream);
+  if (adopted_at(to) == nullptr && adopted_at(from) == nullptr) {
+    return twin().calls.copy_within(to, from, bytes, real);
+  }
+  const DriverResult error = twin().calls.stream_synchronize(real);
+  const auto at = [](DeviceAddress address) {
+    return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  };
+  if (error == 0) std::memcpy(at(to), at(from), bytes);
+  return error;
+}
+DriverResult copy_out(void* to, DeviceAddress from, std::size_t bytes, void* stream) {
+  return twin().calls.copy_out(to, from, bytes, real_stream("copy", stream));
+}
+DriverResult stream_synchronize(void* stream) {
+  return twin().calls.stream_synchronize(real_stream("synchronize stream", stream));
+}
+DriverResult memory_set(DeviceAddress to, unsigned char value, std::size_t bytes, void* stream) {
+  return twin().calls.memory_set(to, value, bytes, real_stream("set", stream));
+}
 DriverResult launch(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
                     unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
                     void** parameters, void** extra) {
   const DriverResult result =
       twin().calls.launch(function, x, y, z, threads_x, threads_y, threads_z, shared_bytes,
                           real_stream("launch", stream), parameters, extra);
+  if (twin().eager) FakeCalls::finish_all();
+  return result;
+}
+
+DriverResult launch_with(const LaunchConfig* config, void* function, void** parameters,
+                         void** extra) {
+  LaunchConfig real = *config;
+  real.stream = real_stream("launch", config->stream);
+  const DriverResult result = twin().calls.launch_with(&real, function, parameters, extra);
   if (twin().eager) FakeCalls::finish_all();
   return result;
 }
@@ -139,7 +177,13 @@ DriverCalls calls_of_twin() {
   calls.event_synchronize = event_synchronize;
   calls.context_synchronize = context_synchronize;
   calls.stream_wait_event = stream_wait_event;
+  calls.copy_in = copy_in;
+  calls.copy_within = copy_within;
+  calls.copy_out = copy_out;
+  calls.stream_synchronize = stream_synchronize;
+  calls.memory_set = memory_set;
   calls.launch = launch;
+  calls.launch_with = launch_with;
   return calls;
 }
 

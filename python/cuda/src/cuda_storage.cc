@@ -3,12 +3,18 @@
 #include "cuda_storage.h"
 
 #include "arrays.h"
+#include "attend.h"
 
 namespace kvfolio::python {
 
+StorageState::StorageState(std::shared_ptr<DeviceState> device_in, KVStorage storage_in,
+                           Owners lent_in)
+    : device(std::move(device_in)), lent(std::move(lent_in)), storage(std::move(storage_in)) {}
+
 StorageState::~StorageState() {
   const auto end = [this] {
-    device->wait(last);
+    static_cast<void>(device->wait(last));
+    plans.reset();
     storage.reset();
     if (faults != nullptr) {
       const auto bytes = static_cast<std::int64_t>(num_words * sizeof(*faults));
@@ -277,12 +283,6 @@ CudaStorage borrow(nb::handle groups, nb::handle arrays, nb::handle device, nb::
 
 // ---- tensors ----
 
-// What a consumer of DLPack sees.
-struct CudaTensor {
-  std::shared_ptr<StorageState> state;
-  Exported exported;
-};
-
 dl::Type element_of(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -316,7 +316,7 @@ nb::object tensor_at(const CudaView& self, std::byte* data, const KVStrides& str
     exported.shape.push_back(head_dim);
     exported.strides.push_back(1);
   }
-  return nb::cast(CudaTensor{self.state, std::move(exported)});
+  return nb::cast(CudaTensor{self.state->device, &self.state->last, std::move(exported)});
 }
 
 // The device and copy of __dlpack__(): only a view of where it lies can be had.
@@ -359,7 +359,7 @@ nb::object tensor_dlpack(const CudaTensor& self, nb::handle stream, nb::handle m
     Status status;
     {
       const ReleasedGil release;
-      status = self.state->device->order(self.state->last, consumer);
+      status = self.device->order(*self.last, consumer);
     }
     check(status);
   }
@@ -374,16 +374,17 @@ void add_tensor(nb::module_& m) {
   };
   nb::class_<CudaTensor>(
       m, "Tensor",
-      "Keys, values or scales of a view, in device memory: torch.from_dlpack() makes a tensor of "
-      "it "
-      "without a copy. It keeps its storage alive, and so does what was made of it.")
+      "Keys, values or scales of a view, or an array of a DevicePlan, in device memory: "
+      "torch.from_dlpack() makes a tensor of it without a copy. It keeps its storage or plan "
+      "alive, "
+      "and so does what was made of it.")
       .def("__dlpack__", &tensor_dlpack, nb::kw_only(), "stream"_a = nb::none(),
            "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
            nb::sig("def __dlpack__(self, *, stream: int | None = None, "
                    "max_version: tuple[int, int] | None = None, "
                    "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> "
                    "typing.Any"),
-           "As DLPack says: the stream waits for what this package has enqueued on the storage. "
+           "As DLPack says: the stream waits for what this package has enqueued on its memory. "
            "None is the legacy default stream, -1 orders nothing.")
       .def(
           "__dlpack_device__",
@@ -502,6 +503,7 @@ void add_storage_class(nb::module_& m) {
            "Waits for the device, and raises InvalidArgument for the first slot of an append(), or "
            "the first entry of a block table of a gather(), that named no place since the last "
            "check: a kernel leaves such a row alone, and its call cannot say so.")
+      .def("_storage_bridge", &bridge_of)
       .def_prop_ro(
           "groups",
           [](const CudaStorage& self) { return groups_of(self.state()->storage->spec()); },

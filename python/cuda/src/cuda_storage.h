@@ -11,11 +11,12 @@
 
 namespace kvfolio::python {
 
+class PlanMemory;  // attend.h
+
 // What views and exported tensors keep alive. It ends when the streams that it was used on have
 // passed, on any thread.
 struct StorageState {
-  StorageState(std::shared_ptr<DeviceState> device_in, KVStorage storage_in, Owners lent_in)
-      : device(std::move(device_in)), lent(std::move(lent_in)), storage(std::move(storage_in)) {}
+  StorageState(std::shared_ptr<DeviceState> device_in, KVStorage storage_in, Owners lent_in);
   StorageState(const StorageState&) = delete;
   StorageState& operator=(const StorageState&) = delete;
   ~StorageState();
@@ -34,7 +35,11 @@ struct StorageState {
   std::shared_ptr<DeviceState> device;
   Owners lent;
   std::optional<KVStorage> storage;
-  LastWork last;  // guarded by the device's mutex
+  // For a manager over this memory: its copies wait for what was enqueued on the storage.
+  std::unique_ptr<MemoryResource> ordered;
+  std::shared_ptr<bool> taken = std::make_shared<bool>(false);  // a manager has it
+  LastWork last;                                                // guarded by the device's mutex
+  std::unique_ptr<PlanMemory> plans;  // for calls of attend() without a plan; under the GIL
   cuda::Fault faults = nullptr;
   std::size_t num_words = 0;
 };
@@ -43,6 +48,13 @@ struct CudaView {
   std::shared_ptr<StorageState> state;
   GroupId group;
   KVView view;
+};
+
+// What a consumer of DLPack sees. exported.keep keeps `last`, too.
+struct CudaTensor {
+  std::shared_ptr<DeviceState> device;
+  const LastWork* last = nullptr;
+  Exported exported;
 };
 
 class CudaStorage {
@@ -54,11 +66,15 @@ class CudaStorage {
   std::shared_ptr<StorageState> state_;
 };
 
+// What a kvfolio.Manager is made over.
+nb::capsule bridge_of(const CudaStorage& storage);
+
 // The device of an argument: a Device, its ordinal.
 std::shared_ptr<DeviceState> device_of(nb::handle object);
 
 void add_device(nb::module_& m);
 void add_cuda_storage(nb::module_& m);
 void add_moves(nb::module_& m);
+void add_device_plan(nb::module_& m);
 
 }  // namespace kvfolio::python

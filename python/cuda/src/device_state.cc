@@ -91,8 +91,23 @@ void DeviceState::let_go(Owners& over) {
   }
 }
 
+Result<cuda::DeviceMemory*> DeviceState::pool() {
+  const std::lock_guard lock(mutex_);
+  if (pool_ == nullptr) {
+    Result<std::unique_ptr<cuda::DeviceMemory>> pool = cuda::DeviceMemory::create(
+        device_, {.staging_bytes = 128, .source = cuda::DeviceSource::kPool, .later_bytes = 0});
+    if (!pool) return pool.error();
+    pool_ = *std::move(pool);
+  }
+  return pool_.get();
+}
+
 Status DeviceState::order(const LastWork& last, void* stream) {
   const std::lock_guard lock(mutex_);
+  return hold_back(last, stream);
+}
+
+Status DeviceState::hold_back(const LastWork& last, void* stream) {
   for (const auto& [other, event] : last) {
     if (other == stream) continue;
     Status status = event->hold_back(stream);
@@ -101,9 +116,14 @@ Status DeviceState::order(const LastWork& last, void* stream) {
   return {};
 }
 
-void DeviceState::wait(const LastWork& last) noexcept {
+Status DeviceState::wait(const LastWork& last) noexcept {
   const std::lock_guard lock(mutex_);
-  for (const auto& [stream, event] : last) static_cast<void>(event->synchronize());
+  Status first;
+  for (const auto& [stream, event] : last) {
+    Status status = event->synchronize();
+    if (first.ok()) first = std::move(status);
+  }
+  return first;
 }
 
 void DeviceState::synchronize() {

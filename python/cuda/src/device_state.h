@@ -48,6 +48,10 @@ class DeviceState {
   [[nodiscard]] cuda::Kernels& kernels() const { return *kernels_; }
   [[nodiscard]] cuda::DeviceMemory& memory() const { return *memory_; }
 
+  // Memory from the device's pool: taking it and giving it back waits for no other stream. What
+  // uses it has ended before it is given back. Wants no GIL.
+  Result<cuda::DeviceMemory*> pool();
+
   // Starts call() on a stream. Keeps `owners` until the stream has passed, and notes the point in
   // each of `lasts`; none: a caller that keeps its tensors, no event. Under the GIL; runs without.
   template <typename Call>
@@ -70,8 +74,10 @@ class DeviceState {
   }
   // What `stream` is given from now on comes behind all work in `last`. As enqueue().
   Status order(const LastWork& last, void* stream);
-  // Waits for that work. Wants no GIL.
-  void wait(const LastWork& last) noexcept;
+  // The same within the call() of enqueue().
+  static Status hold_back(const LastWork& last, void* stream);
+  // Waits for that work, and says the first failure. Wants no GIL.
+  Status wait(const LastWork& last) noexcept;
   // Waits for all of the device, and lets go of what was kept. Under the GIL.
   void synchronize();
   // How many calls' tensors are kept.
@@ -91,17 +97,9 @@ class DeviceState {
   std::shared_ptr<cuda::Device> device_;
   std::shared_ptr<cuda::Kernels> kernels_;
   std::unique_ptr<cuda::DeviceMemory> memory_;
+  std::unique_ptr<cuda::DeviceMemory> pool_;
   std::map<void*, std::deque<Kept>> kept_;  // by stream, in the order of its work
   std::vector<SharedEvent> free_events_;
 };
-
-// Runs f() with the GIL, on whichever thread; not at all if the interpreter is gone.
-template <typename F>
-void with_gil(F&& f) noexcept {
-  if (Py_IsInitialized() == 0) return;
-  const PyGILState_STATE state = PyGILState_Ensure();
-  f();
-  PyGILState_Release(state);
-}
 
 }  // namespace kvfolio::python

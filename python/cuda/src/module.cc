@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "attend.h"
 #include "bridge.h"
 #include "cuda_storage.h"
 
@@ -16,6 +17,8 @@ NB_MODULE(_cuda, m) {
   python::add_device(m);
   python::add_cuda_storage(m);
   python::add_moves(m);
+  python::add_attend(m);
+  python::add_device_plan(m);
 #ifdef KVFOLIO_CUDA_TWIN
   add_twin(m);
 #endif

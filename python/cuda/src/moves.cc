@@ -4,50 +4,10 @@
 // starts its kernels without it, and waits for none of them.
 
 #include "arrays.h"
-#include "cuda_storage.h"
+#include "call.h"
 
 namespace kvfolio::python {
 namespace {
-
-// One call on a view: its stream, its tensors, what it leaves behind.
-class Call {
- public:
-  Call(const CudaView& cache, nb::handle stream, bool keep)
-      : state_(cache.state), stream_(stream_of(stream)) {
-    if (keep) lasts_.push_back(&state_->last);
-  }
-
-  [[nodiscard]] cuda::Kernels& kernels() const { return state_->device->kernels(); }
-  [[nodiscard]] void* stream() const { return stream_; }
-  [[nodiscard]] Consumer consumer() const { return state_->device->consumer(stream_); }
-  // Another storage that the call uses.
-  void uses(StorageState& other) {
-    if (!lasts_.empty() && &other != state_.get()) lasts_.push_back(&other.last);
-  }
-  [[nodiscard]] Lent lent(nb::handle object, const char* name, Use use) const {
-    return lent_of(object, name, consumer(), use);
-  }
-  void keep(Lent& tensor) { owners_.push_back(std::move(tensor.owner)); }
-  // f() starts kernels.
-  template <typename F>
-  void run(F&& f) {
-    state_->device->enqueue(lasts_, std::move(owners_), stream_, std::forward<F>(f));
-  }
-
- private:
-  std::shared_ptr<StorageState> state_;
-  void* stream_;
-  std::vector<LastWork*> lasts_;
-  Owners owners_;
-};
-
-// Null data stands for no rows at all, and a tensor without elements has no address: some of the
-// device, then.
-RowsView rows_at(const Lent& lent, const char* name, const CudaView& cache) {
-  RowsView rows = rows_of(lent, name);
-  if (rows.data == nullptr || lent.empty()) rows.data = cache.view.k;
-  return rows;
-}
 
 void append_rows(const CudaView& cache, nb::handle k, nb::handle v, nb::handle slots, Int layer,
                  nb::handle stream, bool keep) {
@@ -147,7 +107,7 @@ void copy_view_blocks(const CudaView& cache, nb::handle src, nb::handle dst, nb:
 void convert_view_blocks(const CudaView& source, const CudaView& target, nb::handle src,
                          nb::handle dst, nb::handle stream) {
   Call call(target, stream, true);
-  call.uses(*source.state);
+  call.uses(source.state->last);
   check_on_host(src, "src");
   check_on_host(dst, "dst");
   const Input<std::int32_t> from(src, "src");

@@ -305,6 +305,18 @@ Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pin
   });
 }
 
+Status upload(Kernels& kernels, std::span<const std::byte> pinned, std::byte* to, void* stream) {
+  if (pinned.empty()) return {};
+  if (pinned.data() == nullptr) return invalid("pinned is null");
+  if (to == nullptr) return invalid("to is null");
+  KVFOLIO_RETURN_IF_ERROR(
+      PointerCheck(kernels, stream).host("pinned", pinned.data()).device("to", to).status());
+  return kernels.device().run("to copy from pinned memory", [&](const DriverCalls& calls) {
+    return calls.copy_in(static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(to)),
+                         pinned.data(), pinned.size(), stream);
+  });
+}
+
 Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
               const std::byte* image, std::byte* workspace, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(check_pointers(kernels, call, stream));

@@ -287,6 +287,25 @@ TEST(CudaAttend, AWindowIsThatOfTheCpu) {
   EXPECT_LT(twins.error_of_layer(1, *plan), 1e-5);
 }
 
+TEST(CudaAttend, LengthsGoUpThroughPinnedMemory) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32);
+  auto pinned = *PinnedMemory::allocate(twins.device, 64);
+  std::byte* const to = *twins.memory->allocate(64);
+  std::memset(pinned.data(), 5, 64);
+  const auto said = [&](std::span<const std::byte> from, std::byte* where) {
+    return upload(*twins.kernels, from, where, twins.stream.handle()).message();
+  };
+  EXPECT_EQ(said({pinned.data(), 64}, to), "ok");
+  EXPECT_EQ(said({}, nullptr), "ok");
+  ASSERT_TRUE(twins.stream.synchronize().ok());
+  EXPECT_EQ(std::memcmp(to, pinned.data(), 64), 0);
+  EXPECT_EQ(said({pinned.data(), 64}, nullptr), "to is null");
+  EXPECT_EQ(said({pinned.data(), 64}, pinned.data()),
+            "to is memory of the host, needed: memory of device 0 (Fake 0)");
+  EXPECT_THAT(said({to, 64}, to), HasSubstr("pinned is memory of device 0"));
+}
+
 TEST(CudaAttend, APlanIsForCallsOfItsShapesOnly) {
   FakeDriver fake;
   Twins twins(fake, DType::kF32, 24, DType::kF32);

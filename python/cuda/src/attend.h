@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Attention over tensors of a device: a batch, its plan, and the memory that plans lie in, which
+// one plan passes on to the next.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "call.h"
+#include "kvfolio/cuda_kernels.h"
+#include "kvfolio/kernels.h"
+
+namespace kvfolio::python {
+
+// Lengths on the host, and the table on the device.
+struct CudaBatch {
+  std::vector<std::int32_t> query_start, kv_lens, trim_sinks, trim_first_kept;
+  nb::object block_table;
+};
+
+// What plans have on the device: lengths, images, workspace. A piece grows, and then the plan gets
+// another one once the kernels of plans before it have ended; so does all of it at its end.
+class PlanMemory {
+ public:
+  struct Piece {
+    std::byte* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  // Pinned memory of one upload, and where that has passed.
+  struct Sent {
+    cuda::PinnedMemory pinned;
+    LastWork last;
+  };
+
+  explicit PlanMemory(std::shared_ptr<DeviceState> device) : device_(std::move(device)) {}
+  PlanMemory(const PlanMemory&) = delete;
+  PlanMemory& operator=(const PlanMemory&) = delete;
+  ~PlanMemory();
+
+  // Requires, of all three: no GIL.
+  Status reserve_lengths(std::int64_t bytes) { return reserve(lengths_, bytes); }
+  Status reserve_work(std::int64_t bytes) { return reserve(work_, bytes); }
+  // The piece that was written longest ago, once its upload has passed.
+  Result<Sent*> next_sent(std::int64_t bytes);
+
+  [[nodiscard]] std::byte* lengths() const { return lengths_.data; }
+  [[nodiscard]] std::byte* work() const { return work_.data; }
+  [[nodiscard]] const std::shared_ptr<DeviceState>& device() const { return device_; }
+  LastWork last;  // guarded by the device's mutex
+
+ private:
+  Status reserve(Piece& piece, std::int64_t bytes);
+  void give_back() noexcept;
+
+  std::shared_ptr<DeviceState> device_;
+  Piece lengths_, work_;
+  std::array<Sent, 2> sent_;
+  std::size_t turn_ = 0;
+};
+
+// A batch whose work is cut.
+struct PlanState {
+  std::unique_ptr<PlanMemory> memory;  // null: another plan has it
+  CudaBatch batch;
+  AttentionParams params;                // without slopes and logits
+  nb::object alibi_slopes, sink_logits;  // of layers that give none
+  std::optional<cuda::AttendPlan> plan;  // set once it is cut
+  std::int64_t image_bytes = 0;          // of work(), before the workspace
+};
+
+void add_attend(nb::module_& m);
+
+}  // namespace kvfolio::python
