@@ -4,7 +4,8 @@
 An attention function of transformers gets keys and not the cache. In paged mode a layer's update
 returns the new keys with a Place as an attribute; the function reads it and attends over the blocks.
 Keys without a Place are all keys (gathered ones, another cache's, or none at all): they go to the
-library's own SDPA, as does what the kernels do not do: soft caps, masks of one's own, other devices.
+library's own SDPA, as does what the kernels do not do: soft caps, masks of one's own, other devices than the CPU
+and cards that kvfolio.cuda attends on.
 
 The mask function returns a LazyMask, which has the shape of a full one and remembers what it was asked for:
 causality and windows are the kernels' own. A model may take away leading queries of it (Gemma 4 computes
@@ -27,6 +28,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 
 import kvfolio
 
+from ._cuda import CudaStore
 from ._keywords import unknown_to_attention
 from ._round import Round
 from ._store import KernelStore, Store, lend
@@ -161,13 +163,13 @@ class Place:
         rows, heads, count, _ = query.shape
         q = query.detach() if query.requires_grad else query
         q = q.squeeze(2) if count == 1 else q.transpose(1, 2).flatten(0, 1)
-        out = torch.empty(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
+        out = torch.empty(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype, device=query.device)
         if not self.now.uneven:
             self._attend(q, out, None, scale, sinks, pads)
             return out.view(rows, count, heads, -1)
         num_new = np.minimum(self.now.num_new, count)  # a model may have kept the last queries alone
-        real = torch.from_numpy(np.arange(count)[None] >= (count - num_new)[:, None]).flatten()
-        target = torch.empty(int(num_new.sum()), *out.shape[1:], dtype=out.dtype)
+        real = torch.from_numpy(np.arange(count)[None] >= (count - num_new)[:, None]).flatten().to(query.device)
+        target = torch.empty(int(num_new.sum()), *out.shape[1:], dtype=out.dtype, device=query.device)
         self._attend(q[real], target, num_new, scale, sinks, pads)
         out.zero_()
         out[real] = target
@@ -176,11 +178,15 @@ class Place:
     def _attend(self, q: torch.Tensor, out: torch.Tensor, num_new: np.ndarray | None, scale: float,
                 sinks: torch.Tensor | None, pads: np.ndarray | None) -> None:
         """`num_new` queries of each row; None: equally many."""
+        if isinstance(self.store, CudaStore):
+            start, trims = self._lengths(self._num_new(q, num_new), pads)
+            self.store.attend(q, out, self.now.groups[self.group].table, start, self.now.lengths, trims, scale,
+                              self.window, sinks)
+            return
         assert isinstance(self.store, KernelStore)
         batch = self.now.batches.get((self.group, len(q))) if pads is None else None
         if batch is None:
-            rows = len(self.now.pads)
-            batch = self._batch(np.full(rows, len(q) // rows) if num_new is None else num_new, pads)
+            batch = self._batch(self._num_new(q, num_new), pads)
         lse = None if sinks is None else torch.empty(*q.shape[:2], dtype=torch.float32)
         kvfolio.attend(lend(q), self.store.view, batch, out=lend(out),
                        lse=None if lse is None else lend(lse), scale=scale, window=self.window, pool=_thread_pool())
@@ -190,7 +196,12 @@ class Place:
             share = torch.sigmoid(lse - sinks.detach().float()[None])
             out.mul_(share[..., None].to(out.dtype))
 
-    def _batch(self, num_new: np.ndarray, pads: np.ndarray | None) -> Any:
+    def _num_new(self, q: torch.Tensor, num_new: np.ndarray | None) -> np.ndarray:
+        rows = len(self.now.pads)
+        return np.full(rows, len(q) // rows) if num_new is None else num_new
+
+    def _lengths(self, num_new: np.ndarray, pads: np.ndarray | None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """The first query of each row, and what is trimmed."""
         lengths = self.now.lengths
         start = np.zeros(len(num_new) + 1, np.int32)
         np.cumsum(num_new, out=start[1:])
@@ -199,8 +210,11 @@ class Place:
             # Pads that the cache was not told of are tokens of its sequences, and are not read.
             hidden = np.maximum(pads - self.now.pads, 0).astype(np.int32)
             hidden = np.minimum(hidden, lengths) if hidden.any() else None
-        trims = {} if hidden is None else dict(trim_sinks=np.zeros_like(hidden), trim_first_kept=hidden)
-        batch = kvfolio.Batch(start, lengths, self.now.groups[self.group].table, **trims)
+        return start, {} if hidden is None else dict(trim_sinks=np.zeros_like(hidden), trim_first_kept=hidden)
+
+    def _batch(self, num_new: np.ndarray, pads: np.ndarray | None) -> Any:
+        start, trims = self._lengths(num_new, pads)
+        batch = kvfolio.Batch(start, self.now.lengths, self.now.groups[self.group].table, **trims)
         if pads is None:
             self.now.batches[self.group, int(start[-1])] = batch
         return batch
@@ -255,10 +269,16 @@ def attention(
     if sliding_window is not None and place.window and sliding_window != place.window:
         raise ValueError(f"a window of {sliding_window} over a layer that keeps {place.window} tokens")
     pads, plain = _plain(facts, attention_mask, place, query.shape[2])
-    if not plain or softcap is not None or not isinstance(place.store, KernelStore):
+    out = None
+    if plain and softcap is None and place.store.attends(query):
+        try:
+            out = place.attend(query, scale, s_aux, pads)
+        except kvfolio.Unsupported:  # this card: the store says so from now on
+            if place.store.attends(query):
+                raise
+    if out is None:
         key, value = place.gather()
         return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
-    out = place.attend(query, scale, s_aux, pads)
     if torch.is_grad_enabled() and query.requires_grad:
         out = _WithoutGradient.apply(out, query)  # type: ignore[no-untyped-call]
     return out, None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of a layer on a CUDA device, where the package kvfolio-cuda is installed.
 
-Its kernels move the rows that attention hands over and gets back, on torch's current stream of the device. What
+Its kernels move the rows that attention hands over and gets back, and attn_implementation="kvfolio" attends over the
+blocks with them, on torch's current stream of the device. What
 they are given through DLPack they keep until the stream has passed, so torch's allocator hands on no memory that
 they read. Not yet run on a device.
 """
@@ -23,6 +24,8 @@ from ._store import DTYPES, Shape, Slots, Span, Store, rows_of
 _ROWS = (torch.float32, torch.float16, torch.bfloat16)
 _CACHES = (*_ROWS, torch.int8)
 _MOST_DIM = 1024
+#: Of attention.
+_MOST_DIM_ATTENDED, _MOST_BLOCK_ATTENDED = 576, 256
 #: Lists of slots and tables that are on the device already: the layers of a forward share them.
 _UPLOADED = 32
 
@@ -59,6 +62,7 @@ class CudaStore(Store):
         self.storage = self._cuda.Storage([spec], device=_ordinal(device))
         self.view = self.storage.view(0, 0)
         self._uploaded: dict[bytes, torch.Tensor] = {}
+        self._attends = True
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
         k, v = (_unit_rows(rows_of(part)) for part in (keys, values))
@@ -84,6 +88,32 @@ class CudaStore(Store):
             return super().gather(spans, dtype)
         keys, values = super().gather(spans, torch.float32)
         return keys.to(dtype), values.to(dtype)
+
+    def attends(self, query: torch.Tensor) -> bool:
+        dims = self.shape.dim_k, self.shape.dim_v
+        here = query.device.type == self.device.type and _ordinal(query.device) == _ordinal(self.device)
+        return (here and self._attends and query.dtype in _ROWS
+                and max(dims) <= _MOST_DIM_ATTENDED and self.shape.block_size <= _MOST_BLOCK_ATTENDED)
+
+    def attend(self, q: torch.Tensor, out: torch.Tensor, table: np.ndarray, start: np.ndarray, lengths: np.ndarray,
+               trims: dict[str, np.ndarray], scale: float, window: int, sinks: torch.Tensor | None) -> None:
+        """Over the blocks where they lie. Unsupported: this card has no such kernels, and attends() says so then."""
+        on_device = self._upload(table).view(table.shape)
+        logits = None if sinks is None else sinks.detach().to(self.device, torch.float32).contiguous()
+        try:
+            self._cuda.attend(
+                lend(_unit_rows(q)),
+                self.view,
+                self._cuda.Batch(start, lengths, lend(on_device), **trims),
+                out=lend(out),
+                scale=scale,
+                window=window,
+                sink_logits=None if logits is None else lend(logits),
+                stream=stream_of(self.device),
+            )
+        except kvfolio.Unsupported:
+            self._attends = False
+            raise
 
     def _upload(self, numbers: np.ndarray) -> torch.Tensor:
         """By their content: who wrote to the array gets another one."""

@@ -72,6 +72,10 @@ class Store(abc.ABC):
         self.sizes = shape.num_heads, shape.dim_k, shape.dim_v
         self.device = device
 
+    def attends(self, query: torch.Tensor) -> bool:
+        """Whether attn_implementation="kvfolio" reads the blocks where they lie, and not what gather() gives."""
+        return False
+
     @abc.abstractmethod
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
         """Writes token t of row b to slots[b * tokens + t]."""
@@ -111,6 +115,9 @@ class KernelStore(Store):
     """Blocks in the library's own layout, moved by its kernels."""
 
     engine = "cpu"
+
+    def attends(self, query: torch.Tensor) -> bool:
+        return True
 
     def __init__(self, shape: Shape, view: kvfolio.View) -> None:
         super().__init__(shape, torch.device("cpu"))

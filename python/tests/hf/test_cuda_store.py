@@ -55,7 +55,7 @@ def test_it_holds_and_gives_the_bits_of_the_cpu(card, dtype):
     shape = Shape(8, 4, 2, 16, 8, dtype)
     rows = torch.float32 if dtype == torch.int8 else dtype
     device = torch.device("cpu")
-    stores = [KernelStore(shape, granule=False), _cuda.cuda_store(shape, device, rows)]
+    stores = [KernelStore.of_its_own(shape, granule=False), _cuda.cuda_store(shape, device, rows)]
     if dtype != torch.int8:
         stores.append(TorchStore(shape, device))
     assert [store.engine for store in stores][:2] == ["cpu", ENGINE]
@@ -82,6 +82,57 @@ def test_it_holds_and_gives_the_bits_of_the_cpu(card, dtype):
 ])
 def test_what_the_kernels_do_not_take_is_indexed_by_torch(card, shape, rows):
     assert _cuda.cuda_store(shape, torch.device("cpu"), rows) is None
+
+
+@pytest.fixture
+def attended(monkeypatch):
+    """The batches that went to kvfolio.cuda.attend()."""
+    from kvfolio import cuda
+
+    seen, attend = [], cuda.attend
+    monkeypatch.setattr(cuda, "attend", lambda *args, **kwargs: seen.append(kwargs) or attend(*args, **kwargs))
+    return seen
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
+def test_attention_reads_the_blocks_where_they_lie(card, attended, family, monkeypatch):
+    if family not in models.FAMILIES:
+        pytest.skip(f"this release has no {family}")
+    hf.register()
+    model = models.make(family)
+    own = model.config._attn_implementation
+    pool = pool_for(model)
+    ids = torch.randint(1, models.VOCAB - 1, (2, 40), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0  # pads, of which the cache is not told
+    for masks in ({}, {"attention_mask": mask}):
+        model.set_attn_implementation(own)
+        with torch.no_grad():
+            wanted = model(ids, **masks).logits
+        model.set_attn_implementation("kvfolio")
+        del attended[:]
+        with torch.no_grad(), hf.PagedCache(model, pool) as cache:
+            found = model(ids, past_key_values=cache, **masks).logits
+        assert len(attended) == model.config.num_hidden_layers
+        real = mask.bool() if masks else torch.ones_like(ids).bool()
+        assert torch.allclose(found[real], wanted[real], atol=1e-4)
+    assert {each["sink_logits"] is not None for each in attended} == {family == "gpt_oss"}
+    # A card for which there are no kernels gets gathered keys, and is asked once for each layer.
+    from kvfolio import cuda
+
+    def refuse(*args, **kwargs):
+        attended.append(kwargs)
+        raise kvfolio.Unsupported("an older card")
+
+    monkeypatch.setattr(cuda, "attend", refuse)
+    del attended[:]
+    with torch.no_grad(), hf.PagedCache(model, pool) as cache:
+        first = model(ids, past_key_values=cache).logits
+        model(ids[:, :1], past_key_values=cache)
+    assert len(attended) == model.config.num_hidden_layers
+    model.set_attn_implementation(own)
+    with torch.no_grad():
+        assert torch.allclose(first, model(ids).logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
