@@ -372,6 +372,19 @@ def test_without_keep_the_caller_keeps_them():
     assert slots.deleted == 1 and [each for each, _ in twin.take_log()] == ["launch"], "no event: graphs are captured so"
 
 
+def test_without_keep_a_capture_is_not_spoiled_by_what_earlier_calls_keep():
+    storage, stream = cuda.Storage([spec()]), twin.stream(0)
+    k, slots = Fake(twin, np.zeros((1, 2, 16), np.float32)), ints(0)
+    cuda.gather(storage.view(), slots, 1, k=k, stream=stream)
+    assert cuda.Device(0).num_kept > 0
+    twin.capture(stream)
+    try:
+        cuda.gather(storage.view(), slots, 1, k=k, stream=stream, keep=False)
+    finally:
+        captured = twin.end_capture(stream)
+    assert captured
+
+
 def test_a_view_and_what_was_exported_keep_the_storage():
     gc.collect()
     cuda.Storage([spec()])  # the device has its own memory now, and keeps it for as long as `device`
