@@ -64,24 +64,32 @@ class CudaStore(Store):
         self._uploaded: dict[bytes, torch.Tensor] = {}
         self._attends = True
 
+    def _stream(self) -> Any:
+        return stream_of(self.device)
+
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
         k, v = (_unit_rows(rows_of(part)) for part in (keys, values))
-        self._cuda.append(self.view, lend(k), lend(v), lend(self._upload(slots)), stream=stream_of(self.device))
+        at = self._upload(slots)
+        with self._turn() as stream:
+            self._cuda.append(self.view, lend(k), lend(v), lend(at), stream=stream)
 
     def copy_blocks(self, src: Slots, dst: Slots) -> None:
-        self._cuda.copy_blocks(self.view, src, dst, stream=stream_of(self.device))
+        with self._turn() as stream:
+            self._cuda.copy_blocks(self.view, src, dst, stream=stream)
 
     def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self._cuda.gather(
-            self.view,
-            lend(self._upload(span.table)),
-            span.end,
-            first=span.first,
-            count=span.end - span.first,
-            k=lend(keys.transpose(0, 1)),
-            v=lend(values.transpose(0, 1)),
-            stream=stream_of(self.device),
-        )
+        table = self._upload(span.table)
+        with self._turn() as stream:
+            self._cuda.gather(
+                self.view,
+                lend(table),
+                span.end,
+                first=span.first,
+                count=span.end - span.first,
+                k=lend(keys.transpose(0, 1)),
+                v=lend(values.transpose(0, 1)),
+                stream=stream,
+            )
 
     def gather(self, spans: Sequence[Span], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         if dtype in _ROWS:
@@ -100,17 +108,19 @@ class CudaStore(Store):
         """Over the blocks where they lie. Unsupported: this card has no such kernels, and attends() says so then."""
         on_device = self._upload(table).view(table.shape)
         logits = None if sinks is None else sinks.detach().to(self.device, torch.float32).contiguous()
+        queries = _unit_rows(q)
         try:
-            self._cuda.attend(
-                lend(_unit_rows(q)),
-                self.view,
-                self._cuda.Batch(start, lengths, lend(on_device), **trims),
-                out=lend(out),
-                scale=scale,
-                window=window,
-                sink_logits=None if logits is None else lend(logits),
-                stream=stream_of(self.device),
-            )
+            with self._turn() as stream:
+                self._cuda.attend(
+                    lend(queries),
+                    self.view,
+                    self._cuda.Batch(start, lengths, lend(on_device), **trims),
+                    out=lend(out),
+                    scale=scale,
+                    window=window,
+                    sink_logits=None if logits is None else lend(logits),
+                    stream=stream,
+                )
         except kvfolio.Unsupported:
             self._attends = False
             raise

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import threading
 
 import models
 import numpy as np
@@ -44,6 +45,8 @@ def card(monkeypatch):
     monkeypatch.setattr(_cuda, "stream_of", lambda device: None)
     twin.eager(True)
     yield
+    twin.hold(False)
+    twin.finish()
     twin.eager(False)
     twin.absent(False)
     _cuda._engine.cache_clear()
@@ -72,6 +75,80 @@ def test_it_holds_and_gives_the_bits_of_the_cpu(card, dtype):
     for other in found[1:]:
         for mine, theirs in zip(found[0], other):
             assert torch.equal(mine, theirs)
+
+
+class Stream:
+    """As one of torch."""
+
+    def __init__(self):
+        self.cuda_stream, self.waited = twin.stream(0), []
+
+    def wait_stream(self, other):
+        self.waited.append(other)
+        twin.wait_stream(self.cuda_stream, other.cuda_stream)
+
+
+@pytest.fixture
+def late(card, monkeypatch):
+    """Kernels run when somebody waits for their stream; of(stream, call) calls on a thread with that stream."""
+    twin.eager(False)
+    twin.hold(True)  # and nothing is let go of
+    now = threading.local()
+    monkeypatch.setattr(_cuda, "stream_of", lambda device: now.stream)
+    monkeypatch.setattr(TorchStore, "_stream", lambda self: getattr(now, "stream", None))
+
+    def of(stream, call):
+        given = []
+
+        def run():
+            now.stream = stream
+            given.append(call())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return given[0]
+
+    return of
+
+
+def test_blocks_that_two_threads_use_are_written_and_read_in_turn(late):
+    store = _cuda.cuda_store(Shape(8, 4, 2, 16, 8, torch.float32), torch.device("cpu"), torch.float32)
+    one, other = Stream(), Stream()
+    for stream in (one, other):
+        twin.stand(stream.cuda_stream)
+    first, second = ([torch.randn(1, 2, 32, dim) for dim in (16, 8)] for _ in range(2))
+    slots, spans = np.arange(32, dtype=np.int32), [Span(np.arange(8, dtype=np.int32), 0, 32, 0)]
+    # Another thread finds what is not yet written;
+    late(one, lambda: store.write(*first, slots))
+    found = late(other, lambda: store.gather(spans, torch.float32))
+    twin.finish_stream(other.cuda_stream)
+    assert all(map(torch.equal, found, first))
+    # and gets blocks that are not yet read.
+    found = late(one, lambda: store.gather(spans, torch.float32))
+    late(other, lambda: store.write(*second, slots))
+    twin.finish_stream(other.cuda_stream)
+    assert all(map(torch.equal, found, first))
+
+
+@pytest.mark.parametrize("kind", [TorchStore, _cuda.CudaStore])
+def test_each_call_of_a_store_comes_behind_the_stream_before_it(late, kind):
+    store = kind(Shape(8, 4, 2, 16, 16, torch.float32), torch.device("cpu"))
+    keys, slots, blocks = torch.ones(1, 2, 4, 16), np.arange(4, dtype=np.int32), np.zeros(1, np.int32)
+    calls = [lambda: store.write(keys, keys, slots), lambda: store.copy_blocks(blocks, blocks + 1),
+             lambda: store.gather([Span(blocks, 0, 4, 0)], torch.float32)]
+    if kind is _cuda.CudaStore:
+        q, lengths = torch.ones(1, 2, 16), np.array([4], np.int32)
+        calls.append(lambda: store.attend(q, torch.empty_like(q), blocks[None], np.array([0, 1], np.int32), lengths,
+                                          {}, 1.0, 0, None))
+    before = Stream()
+    late(before, calls[0])
+    for call in calls:
+        stream = Stream()
+        late(stream, call)
+        late(stream, call)
+        assert stream.waited == [before]
+        before = stream
 
 
 @pytest.mark.parametrize(("shape", "rows"), [
