@@ -226,7 +226,7 @@ void wait_stream(std::uintptr_t stream, std::uintptr_t other) {
                   return FakeCalls::event_destroy(event);
                 }) == 0);
 }
-// Work of the stream runs when somebody waits for it, and not before.
+// Work of the stream runs when it is waited for, and not before.
 void stand(std::uintptr_t stream) {
   const std::lock_guard lock(turn());
   twin().fake.standing.insert(handle_of(stream));

@@ -115,8 +115,8 @@ Status DeviceState::order(const LastWork& last, void* stream) {
 }
 
 Status DeviceState::hold_back(const LastWork& last, void* stream) {
-  // Of its own stream, too, where a wait is free: the same handle may be another stream (that of
-  // another thread without a handle; a new one after the end of the old).
+  // For the same handle, too, where a wait is free: it may be another stream (that of another
+  // thread; a new one after the end of the old).
   for (const auto& [other, event] : last) {
     Status status = event->hold_back(stream);
     if (!status.ok()) return status;
