@@ -4,6 +4,7 @@ card. Not on a device."""
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
 import threading
@@ -90,7 +91,7 @@ class Stream:
 
 @pytest.fixture
 def late(card, monkeypatch):
-    """Kernels run when somebody waits for their stream; of(stream, call) calls on a thread with that stream."""
+    """Kernels run when their stream is waited for; of(stream, call) calls on a thread with that stream."""
     twin.eager(False)
     twin.hold(True)  # and nothing is let go of
     now = threading.local()
@@ -149,6 +150,64 @@ def test_each_call_of_a_store_comes_behind_the_stream_before_it(late, kind):
         late(stream, call)
         assert stream.waited == [before]
         before = stream
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "kvfolio"])
+def test_the_layers_of_a_forward_share_the_lists_that_are_sent(card, attention, monkeypatch):
+    sent, send = [], _cuda.send
+    monkeypatch.setattr(_cuda, "send", lambda numbers, device: sent.append(numbers.copy()) or send(numbers, device))
+    hf.register()
+    model = models.make("llama")
+    model.set_attn_implementation(attention)
+    assert model.config.num_hidden_layers > 1
+    with torch.no_grad(), hf.PagedCache(model, pool_for(model)) as cache:
+        model(torch.ones(1, 20, dtype=torch.int64), past_key_values=cache)
+        for tokens in (1, 1):
+            del sent[:]
+            model(torch.ones(1, tokens, dtype=torch.int64), past_key_values=cache)
+            assert 1 <= len(sent) <= 2, "a slot, and the table if it has a new block"
+
+
+def test_two_threads_let_go_of_lists_in_turn(card, monkeypatch):
+    meet, failed = threading.Barrier(2), []
+
+    class Met(dict):
+        """Two threads that look for the oldest at once find the same one."""
+
+        def __iter__(self):
+            oldest = next(super().__iter__())
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(0.3)
+            return iter([oldest])
+
+    monkeypatch.setattr(_cuda, "_MOST_LISTS", 1)
+    uploads = _cuda.Uploads(torch.device("cpu"))
+    uploads._found = Met()
+    uploads.of(np.zeros(1, np.int32))
+
+    def run(number):
+        try:
+            assert uploads.of(np.array([number], np.int32)).tolist() == [number]
+        except Exception as error:  # a thread's own
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(uploads._found) == 1 and uploads._bytes == 4
+
+
+def test_what_is_on_a_device_is_bounded(card, monkeypatch):
+    monkeypatch.setattr(_cuda, "_MOST_LIST_BYTES", 100)
+    uploads = _cuda.Uploads(torch.device("cpu"))
+    for number in range(9):
+        first = uploads.of(np.full(10, number, np.int32))
+        assert uploads.of(np.full(10, number, np.int32)) is first
+    assert len(uploads._found) == 2 and uploads._bytes == 80
+    uploads.of(np.zeros(1000, np.int32))
+    assert len(uploads._found) == 1, "one stays, however long"
 
 
 @pytest.mark.parametrize(("shape", "rows"), [
