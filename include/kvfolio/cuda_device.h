@@ -77,6 +77,7 @@ class KVFOLIO_API Device {
   [[nodiscard]] void* context() const noexcept { return context_; }
 
  private:
+  friend class RelaxedCapture;  // src/cuda/driver.h
   Device(const DriverCalls& calls, std::int32_t ordinal);
   Status failed(std::string_view what, int error);
 

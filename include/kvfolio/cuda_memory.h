@@ -14,7 +14,8 @@
 // copies itself, with kernels as one kernel and one copy for megabytes at a time. Any other memory
 // of the host goes through pinned staging, which submit() fills, and poll() fills and empties: so
 // such copies move on only while their direction is polled. The order against `stream` is one event
-// that submit() records there; a stream that is being captured cannot be named.
+// that submit() records there; a stream that is being captured is
+// kFailedPrecondition.
 //
 //   auto pinned = cuda::PinnedHostMemory::create(device);   // outlives the Offload
 //   OffloadOptions options{.resource = pinned->get(), .stream = engine_stream};
@@ -119,6 +120,7 @@ class KVFOLIO_API DeviceMemory : public MemoryResource {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   // The first failure since the last call, or ok: also of deallocate(), which says nothing itself.
+  // What submit() and poll() refuse is none.
   [[nodiscard]] virtual Status take_error() = 0;
 };
 

@@ -63,10 +63,16 @@ struct DevicePlanOptions {
   // Block tables in the order of the plan, made on the device from the resident ones: for kernels
   // that do not look up StepPlan::rows, attend() among them.
   bool batch_tables = true;
-  // FlashInfer's arrays. Plans have them, then; kv_indices is not sent, but made on the device.
+  // FlashInfer's arrays. Plans have them, then; of kv_indices only the pages in front of gaps are
+  // sent (sinks of windows and of trims), the others are made on the device.
   bool flashinfer = false;
-  // Entries that one upload may set, all groups together. 0: as many as max_sequences rows have, so
-  // that none is refused; each takes 16 bytes of every piece of pinned memory, and of the device.
+  // Entries that one upload may set, all groups together, those of rows that are sent whole among
+  // them; four pages in front of gaps count as one. 0: as many as max_sequences rows have, so that
+  // none is refused; each takes 16 bytes of every piece of pinned memory, and of the device. With a
+  // limit a plan of more is refused, and refused again: where rows have to be whole, undo() all but
+  // some sequences of the step and go on with the others in the next ones. What goes up once is
+  // trusted from then on. The least is the columns of one row of each group (a quarter more with
+  // flashinfer), so that a step of one sequence is never refused for its entries.
   std::int64_t max_changed_entries = 0;
 };
 
@@ -138,7 +144,8 @@ class KVFOLIO_API DevicePlan {
   // kFailedPrecondition, nothing was started: the plan is older than the last one; rows have to be
   // sent whole and the plan has no block tables: plan() the step again with these.
   // kResourceExhausted, nothing was started: all pieces of pinned memory are on their way; wait(),
-  // or come back later. kUnavailable: the driver's; then rows are sent whole next time.
+  // or come back later. kUnavailable: the driver's; then rows are sent whole next time, and a piece
+  // whose copy failed counts as on its way until wait().
   Status upload(const StepPlan& plan, void* stream);
   // upload() would be refused for want of block tables.
   [[nodiscard]] bool needs_block_tables(const StepPlan& plan) const noexcept;
@@ -153,7 +160,9 @@ class KVFOLIO_API DevicePlan {
   Status send(const StepPlan& plan, void* stream);
   // Sets the changed entries and makes the arrays that are made on the device. Its kernels have the
   // same arguments and grids each time and read counts on the device, so a capture of it is good
-  // for every step. It must run once behind each send(), and may run again.
+  // for every step. It must run once behind each send(), and may run again. Behind a failure rows
+  // are sent whole next time. This object knows nothing of a graph that has them: where the launch
+  // of one failed, resend().
   Status apply(void* stream);
 
   // ---- tables that are not trusted ----
@@ -163,7 +172,7 @@ class KVFOLIO_API DevicePlan {
   void resend() noexcept;
   // For tests: waits for the stream, reads all of it back and compares it with the plan that was
   // uploaded last, which has block tables. Ok, or kCorrupt and the first difference: "group 0, row
-  // 3, column 5: the device has 7, the plan 9".
+  // 3, column 5: the device has 7, the plan 9". kInvalidArgument: arrays that no upload() takes.
   Status verify(const StepPlan& plan, void* stream);
 
   // For the sources of this library.

@@ -338,7 +338,9 @@ typedef struct kvfolio_cuda_plan_options {
   int32_t int64_slots;      // plans have slot_mapping_64, then
   int32_t no_batch_tables;  // 1: no block tables in the order of the plan
   int32_t flashinfer;       // plans have these arrays, then
-  // Entries that one upload may set, all groups together; 0: none is refused.
+  // Entries that one upload may set, all groups together, rows that are sent whole included; 0:
+  // none is refused. At least the columns of a row of each group, a quarter more with flashinfer:
+  // where a plan is refused, undo sequences of the step and send them in the next ones.
   int64_t max_changed_entries;
 } kvfolio_cuda_plan_options;
 // Groups are those of the manager: block_sizes and table_strides (columns of its tables:

@@ -57,18 +57,19 @@ struct GroupPlan {
   // [num_sequences] with values in 1 .. block_size. Empty unless asked for.
   // Where a window or a trim dropped blocks, page j of a sequence is not logical block j. The last
   // page is always logical block (kv_lens[i] - 1) / block_size, and pages count back from it up to
-  // the gap; those of the sinks stand in front of it and count from block 0. Without sinks and
-  // trims there is no gap inside the list, so masks that count from the end (causal, window_left)
-  // are right as they are. What counts from the front (positions for RoPE or ALiBi in the kernel)
-  // lacks the tokens of the dropped blocks: take positions from kv_lens. Behind a gap a token of
-  // the sinks looks closer than it is, which a causal mask does not mind, but window_left needs a
-  // mask of your own.
+  // the gap; those of the sinks stand in front of it and count from block 0, but where a window has
+  // gone into the sinks of a trim: then only what it still keeps of them is there. Without sinks
+  // and trims there is no gap inside the list, so masks that count from the end (causal,
+  // window_left) are right as they are. What counts from the front (positions for RoPE or ALiBi in
+  // the kernel) lacks the tokens of the dropped blocks: take positions from kv_lens. Behind a gap a
+  // token of the sinks looks closer than it is, which a causal mask does not mind, but window_left
+  // needs a mask of your own.
   std::span<const std::int32_t> kv_indptr{};
   std::span<const std::int32_t> kv_indices{};
   std::span<const std::int32_t> kv_last_page_len{};
   // With the FlashInfer arrays, [num_sequences]: the first position behind the gap in the list of
-  // pages, or 0 if there is no gap. The pages of a sequence are those of its sinks, from position 0
-  // on, and then (kv_lens[i] - 1) / block_size - kv_first_live[i] / block_size + 1 pages from this
+  // pages, or 0 if there is no gap. The pages of a sequence are those of its sinks, as above, and
+  // then (kv_lens[i] - 1) / block_size - kv_first_live[i] / block_size + 1 pages from this
   // position on.
   std::span<const std::int32_t> kv_first_live{};
   // Whole-block copies to run before this step writes: sources and destinations are disjoint.

@@ -385,6 +385,15 @@ def test_without_keep_a_capture_is_not_spoiled_by_what_earlier_calls_keep():
     assert captured
 
 
+def test_a_device_has_no_staging_for_copies_that_python_cannot_submit():
+    twin.take_log()
+    gc.collect()
+    before = twin.device_bytes()
+    storage = cuda.Storage([spec()], device=1)
+    assert storage.memory_bytes < 1 << 20
+    assert 16 << 20 <= twin.device_bytes() - before < 17 << 20
+
+
 def test_a_view_and_what_was_exported_keep_the_storage():
     gc.collect()
     cuda.Storage([spec()])  # the device has its own memory now, and keeps it for as long as `device`

@@ -177,14 +177,14 @@ Result<CopyTicket> DeviceMemory::submit(std::span<const CopyRun> runs, CopyDirec
                                         void* stream) noexcept {
   if (later_ == nullptr) return cuda::DeviceMemory::submit(runs, direction, stream);
   Result<CopyTicket> ticket = later_->submit(runs, direction, stream);
-  if (!ticket) static_cast<void>(keep(ticket.error()));
+  if (!ticket) keep_failure(ticket.error());
   return ticket;
 }
 
 Result<bool> DeviceMemory::poll(CopyTicket ticket) noexcept {
   if (later_ == nullptr) return cuda::DeviceMemory::poll(ticket);
   Result<bool> over = later_->poll(ticket);
-  if (!over) static_cast<void>(keep(over.error()));
+  if (!over) keep_failure(over.error());
   return over;
 }
 
@@ -198,6 +198,12 @@ Status DeviceMemory::keep(Status status) {
   const std::lock_guard lock(error_mutex_);
   if (error_.ok()) error_ = status;
   return status;
+}
+
+// A refusal is an answer, and would hide a failure that only take_error() says.
+void DeviceMemory::keep_failure(const Status& status) {
+  if (status.code() != ErrorCode::kUnavailable && status.code() != ErrorCode::kOutOfMemory) return;
+  static_cast<void>(keep(status));
 }
 
 Status DeviceMemory::settle(Status status) {

@@ -94,6 +94,7 @@ class DeviceMemory final : public cuda::DeviceMemory {
   Status record_half(Half& half);          // what was started for it so far ends at its event
   Status settle(Status status);            // after a failure nothing is on its way
   Status keep(Status status);
+  void keep_failure(const Status& status);
 
   std::shared_ptr<Device> device_;
   PinnedMemory staging_;

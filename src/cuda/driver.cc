@@ -25,6 +25,7 @@ constexpr int kMultiprocessors = 16;
 bool ends_context(DriverResult error) {
   switch (error) {
     case 4:    // deinitialized
+    case 201:  // invalid context: run() makes it current, so it was destroyed
     case 214:  // ECC uncorrectable
     case 220:  // NVLink uncorrectable
     case 700:  // illegal address

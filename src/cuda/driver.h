@@ -23,6 +23,11 @@ using DeviceAddress = unsigned long long;
 // Errors that are answers.
 inline constexpr DriverResult kNotReady = 600;
 inline constexpr DriverResult kInvalidValue = 1;
+// A stream is being captured, of this thread or of another one in global mode: the call did
+// nothing, and says nothing of the work that it asked for.
+[[nodiscard]] inline bool is_of_capture(DriverResult error) noexcept {
+  return error >= 900 && error <= 908;
+}
 
 inline constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
 inline constexpr unsigned kDisableTiming = 2;  // events
@@ -99,6 +104,8 @@ inline constexpr int kProgrammaticSerialization = 6;
   X(graph_launch, "cuGraphLaunch", (void* executable, void* stream))                             \
   X(graph_destroy, "cuGraphDestroy", (void* graph))                                              \
   X(graph_exec_destroy, "cuGraphExecDestroy", (void* executable))                                \
+  X(stream_is_capturing, "cuStreamIsCapturing", (void* stream, int* status))                     \
+  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                     \
   X(event_create, "cuEventCreate", (void** event, unsigned flags))                               \
   X(event_destroy, "cuEventDestroy_v2", (void* event))                                           \
   X(event_record, "cuEventRecord", (void* event, void* stream))                                  \
@@ -129,6 +136,25 @@ Result<DriverCalls> load_driver(const char* library = "libcuda.so.1");
   if (device != nullptr) return {};
   return {ErrorCode::kInvalidArgument, "device is null"};
 }
+
+// While it lives, the calls of this thread neither break a capture of another thread nor are
+// refused for it: for calls that have nothing to do with what is captured.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Device& device) : calls_(*device.calls_) {
+    is_set_ = calls_.exchange_capture_mode(&mode_) == 0;
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  ~RelaxedCapture() {
+    if (is_set_) static_cast<void>(calls_.exchange_capture_mode(&mode_));
+  }
+
+ private:
+  const DriverCalls& calls_;
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the one that the thread had
+  bool is_set_ = false;
+};
 
 template <typename What, typename Call>
 Status Device::run(const What& what, Call&& call) {

@@ -200,11 +200,31 @@ struct FakeCalls {
   }
   static DriverResult stream_query(void* stream) {
     if (const DriverResult error = enter_outside("cuStreamQuery"); error != 0) return error;
+    if (const DriverResult error = fake().capture.ask(stream); error != 0) return error;
     return static_cast<FakeDriver::Stream*>(stream)->work.empty() ? 0 : kNotReady;
   }
   static DriverResult stream_wait_event(void* stream, void* event, unsigned) {
     if (const DriverResult error = enter_outside("cuStreamWaitEvent"); error != 0) return error;
-    return fake().start_behind(*static_cast<FakeDriver::Event*>(event), stream, [] {});
+    const FakeDriver::Event& after = *static_cast<FakeDriver::Event*>(event);
+    if (after.is_captured) {
+      fake().capture.streams.insert(stream);
+      return 0;
+    }
+    return fake().start_behind(after, stream, [] {});
+  }
+  static DriverResult stream_is_capturing(void* stream, int* status) {
+    if (const DriverResult error = enter("cuStreamIsCapturing"); error != 0) return error;
+    *status = 0;
+    for (const auto& each : fake().streams_) {
+      if (each.get() == stream && each->captures) *status = 1;
+    }
+    if (fake().capture.streams.count(stream) > 0) *status = 1;
+    return 0;
+  }
+  // It needs no context, and fails for its argument alone.
+  static DriverResult exchange_capture_mode(int* mode) {
+    std::swap(*mode, FakeCapture::mode());
+    return 0;
   }
   static DriverResult stream_context(void* stream, void** context) {
     if (const DriverResult error = enter("cuStreamGetCtx"); error != 0) return error;
@@ -221,6 +241,7 @@ struct FakeCalls {
   }
   static DriverResult stream_synchronize(void* stream) {
     if (const DriverResult error = enter_to_wait("cuStreamSynchronize"); error != 0) return error;
+    if (const DriverResult error = fake().capture.ask(stream); error != 0) return error;
     auto* const s = static_cast<FakeDriver::Stream*>(stream);
     fake().finish(*s, s->started);
     return ended();
@@ -286,7 +307,9 @@ struct FakeCalls {
   static DriverResult event_record(void* event, void* stream) {
     if (const DriverResult error = enter_outside("cuEventRecord"); error != 0) return error;
     for (const auto& each : fake().streams_) {
-      if (each.get() == stream) *static_cast<FakeDriver::Event*>(event) = {each, each->started};
+      if (each.get() != stream) continue;
+      *static_cast<FakeDriver::Event*>(event) = {each, each->started,
+                                                 fake().capture.streams.count(stream) > 0};
     }
     return 0;
   }
@@ -352,6 +375,7 @@ struct FakeCalls {
   }
   static DriverResult event_query(void* event) {
     if (const DriverResult error = enter_outside("cuEventQuery"); error != 0) return error;
+    if (static_cast<FakeDriver::Event*>(event)->is_captured) return FakeCapture::kUnsupported;
     return static_cast<FakeDriver::Event*>(event)->has_passed() ? 0 : kNotReady;
   }
   static DriverResult event_synchronize(void* event) {

@@ -8,8 +8,9 @@
 // streams overtake each other. A stream that waits for an event stands until that has passed; a
 // test can make one stand. What a copy writes is garbage from its start until it has ended; memory
 // of the host from the call on that enqueues it. A stream that is captured keeps its work for the
-// launches of a graph, and refuses what a real one cannot capture. Any call can be made to fail,
-// once or always, and the context to end in the middle of what is enqueued.
+// launches of a graph, and refuses what a real one cannot capture; fake_capture.h knows captures
+// that others make. Any call can be made to fail, once, so often or always, and the context to end
+// in the middle of what is enqueued.
 
 #include <algorithm>
 #include <cstring>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/fake_capture.h"
 #include "cuda/move_args.h"
 #include "kvfolio/memory.h"
 
@@ -59,9 +61,11 @@ class FakeDriver {
   std::string failed;  // the symbol of the call that fail_at made fail
   // Calls of these symbols answer that, always.
   std::map<std::string, DriverResult> always;
+  std::map<std::string, int> times;  // but only so often, if it is named here
   // After so many steps of streams the context ends: what is enqueued never runs; 0: it does not.
   std::size_t ends_at = 0;
   bool has_ended = false;
+  FakeCapture capture;
   std::set<void*> standing;  // streams that move on only if a call waits for them
   int graph_launches = 0;
   int waits = 0;                         // calls that wait for the device, or may
@@ -117,6 +121,7 @@ class FakeDriver {
   struct Event {
     std::shared_ptr<Stream> stream;
     std::size_t behind = 0;
+    bool is_captured = false;
     [[nodiscard]] bool has_passed() const { return stream == nullptr || stream->done >= behind; }
   };
   struct Work {
@@ -152,7 +157,11 @@ class FakeDriver {
       return fail_with;
     }
     if (has_ended) return kIllegalAddress;
-    if (const auto found = always.find(symbol); found != always.end()) return found->second;
+    if (const auto found = always.find(symbol); found != always.end()) {
+      const auto left = times.find(symbol);
+      if (left == times.end() || left->second-- > 0) return found->second;
+    }
+    if (const DriverResult error = capture.enter(symbol); error != 0) return error;
     for (auto& stream : streams_) {
       if (standing.count(stream.get()) > 0) continue;
       while (static_cast<int>(random_() % 100) < moves_percent && step(*stream)) {
@@ -224,6 +233,7 @@ class FakeDriver {
 
   // A call that a thread which captures may not make: it spoils what is captured.
   DriverResult refuse_in_capture() {
+    if (FakeCapture::mode() == FakeCapture::kRelaxed) return 0;
     bool captures = false;
     for (auto& stream : streams_) {
       captures = captures || stream->captures;

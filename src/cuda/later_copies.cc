@@ -6,8 +6,10 @@
 #include "cuda/later_copies.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <thread>
 #include <utility>
 
 #include "base/invalid.h"
@@ -57,6 +59,7 @@ Result<std::unique_ptr<LaterCopies>> LaterCopies::create(std::shared_ptr<Device>
                                                          std::int64_t staging_bytes,
                                                          std::int32_t max_tickets) {
   std::unique_ptr<LaterCopies> copies(new LaterCopies(std::move(device)));
+  const RelaxedCapture relaxed(*copies->device_);
   copies->kernels_ = std::move(kernels);
   copies->slot_bytes_ = staging_bytes / (kSlots * 64) * 64;
   copies->max_tickets_ = max_tickets;
@@ -114,11 +117,10 @@ Status LaterCopies::make_lane(Lane& lane, CopyDirection direction) {
 }
 
 LaterCopies::~LaterCopies() {
+  const RelaxedCapture relaxed(*device_);
   // Memory of the host that they were to write may be gone.
   for (auto& [number, ticket] : tickets_) ticket.fail({ErrorCode::kAborted, "its memory ended"});
-  for (Lane& lane : lanes_) {
-    if (lane.given_up.ok()) static_cast<void>(wait_for_lane(lane));
-  }
+  for (Lane& lane : lanes_) static_cast<void>(wait_for_lane(lane));
   static_cast<void>(device_->run("to end its later copies", [&](const DriverCalls& calls) {
     if (device_staging_ != 0) static_cast<void>(calls.memory_free(device_staging_));
     for (const Lane& lane : lanes_) {
@@ -171,10 +173,14 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
   const std::lock_guard lock(mutex_);
   Lane& lane = lane_of(direction);
   KVFOLIO_RETURN_IF_ERROR(device_->status());
-  if (!lane.given_up.ok()) return lane.given_up;
-  if (num_counted_ == max_tickets_) {
+  const RelaxedCapture relaxed(*device_);
+  if (!lane.refused.ok()) {
+    go_on(lane);
+    if (!lane.refused.ok()) return lane.refused;
+  }
+  if (static_cast<std::int32_t>(tickets_.size()) == max_tickets_) {
     return Status(ErrorCode::kResourceExhausted,
-                  concat("of max_tickets = ", max_tickets_, " tickets ", num_counted_,
+                  concat("of max_tickets = ", max_tickets_, " tickets ", tickets_.size(),
                          " are not over: nothing was begun"));
   }
   Ticket ticket;
@@ -184,6 +190,7 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
   if (!way) return way.error();
   ticket.way = *way;
   if (stream != nullptr && !ticket.runs.empty() && !mutant(Mutant::kLaterCopyIgnoresStream)) {
+    KVFOLIO_RETURN_IF_ERROR(check_not_captured(stream));
     const Result<void*> gate = take_event();
     if (!gate) return gate.error();
     ticket.gate = *gate;
@@ -196,7 +203,6 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
     }
   }
   ticket.number = ++last_number_;
-  ++num_counted_;
   Ticket& stays = tickets_.emplace(ticket.number, std::move(ticket)).first->second;
   if (!stays.is_begun()) lane.waiting.push_back(&stays);
   go_on(lane);
@@ -205,15 +211,23 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
 
 Result<bool> LaterCopies::poll(CopyTicket ticket) {
   const std::lock_guard lock(mutex_);
+  const RelaxedCapture relaxed(*device_);
   const auto found = tickets_.find(ticket.number);
   if (found == tickets_.end()) {
+    const auto left = std::find_if(left_.begin(), left_.end(),
+                                   [&](const Left& one) { return one.number == ticket.number; });
+    if (left != left_.end()) {
+      const Status error = std::move(left->error);
+      left_.erase(left);
+      if (!error.ok()) return error;
+      return true;
+    }
     return invalid(concat("ticket ", ticket.number, " was not given, or is over"));
   }
   Ticket& asked = found->second;
   if (!asked.is_over()) go_on(lane_of(asked.direction));
   if (!asked.is_over()) return false;
   const Status error = asked.error;
-  if (!asked.has_no_memory) --num_counted_;
   tickets_.erase(found);
   if (!error.ok()) return error;
   return true;
@@ -221,9 +235,14 @@ Result<bool> LaterCopies::poll(CopyTicket ticket) {
 
 Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
+  const RelaxedCapture relaxed(*device_);
   Status first;
-  for (auto& [number, ticket] : tickets_) {
-    if (ticket.has_no_memory || !ticket.touches(memory, bytes)) continue;
+  for (auto it = tickets_.begin(); it != tickets_.end();) {
+    Ticket& ticket = it->second;
+    if (!ticket.touches(memory, bytes)) {
+      ++it;
+      continue;
+    }
     Lane& lane = lane_of(ticket.direction);
     go_on(lane);
     // Each round ends what is in flight and begins more.
@@ -232,12 +251,31 @@ Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
       if (!waited.ok() && first.ok()) first = waited;
       go_on(lane);
     }
-    ticket.has_no_memory = true;
-    ticket.runs = std::vector<CopyRun>();
-    ticket.next = 0;
-    --num_counted_;
+    // A ticket that is in line still, and over, is one without runs or one that failed.
+    lane.waiting.erase(std::remove(lane.waiting.begin(), lane.waiting.end(), &ticket),
+                       lane.waiting.end());
+    give_event(ticket.gate);
+    if (left_.size() == kMostLeft) left_.pop_front();
+    left_.push_back({ticket.number, ticket.error});
+    it = tickets_.erase(it);
   }
   return first;
+}
+
+// An event that is recorded there would draw a stream of these copies into the capture, and what is
+// captured runs again with each launch of the graph.
+Status LaterCopies::check_not_captured(void* stream) {
+  int capturing = 0;
+  KVFOLIO_RETURN_IF_ERROR(
+      device_->run("to ask whether the caller's stream is captured", [&](const DriverCalls& calls) {
+        const DriverResult error = calls.stream_is_capturing(stream, &capturing);
+        // The legacy stream, while another one that waits for it is captured.
+        if (is_of_capture(error)) capturing = 1;
+        return is_of_capture(error) ? 0 : error;
+      }));
+  if (capturing == 0) return {};
+  return {ErrorCode::kFailedPrecondition,
+          "the stream is being captured: copies cannot come behind it; nothing was begun"};
 }
 
 Result<LaterCopies::Way> LaterCopies::way_of(const Ticket& ticket) {
@@ -301,6 +339,11 @@ void LaterCopies::go_on(Lane& lane) {
     return;
   }
   for (Track& track : lane.tracks) collect(lane, track);
+  if (!lane.refused.ok() && device_->status().ok() &&
+      std::all_of(lane.tracks.begin(), lane.tracks.end(),
+                  [](const Track& track) { return track.failures < kFailuresToRefuse; })) {
+    lane.refused = Status();
+  }
   while (!lane.waiting.empty()) {
     Ticket& ticket = *lane.waiting.front();
     if (ticket.is_begun()) {
@@ -326,7 +369,8 @@ void LaterCopies::collect(Lane& lane, Track& track) {
           const DriverResult error = first != track.pieces.end() ? calls.event_query(first->event)
                                                                  : calls.stream_query(track.stream);
           ready = error == 0;
-          return error == kNotReady ? 0 : error;
+          // The question was refused for a capture: that is no answer.
+          return error == kNotReady || is_of_capture(error) ? 0 : error;
         });
     if (asked.ok()) {
       track.failures = 0;
@@ -340,10 +384,11 @@ void LaterCopies::collect(Lane& lane, Track& track) {
       for (Lane& each : lanes_) give_up(each, asked);
       return;
     }
-    // An error of anything that came before.
+    // An error of anything that came before. Whether the copies go on, it does not say: they stay
+    // in flight until the stream has passed.
     for (Piece& piece : track.pieces) piece.ticket->fail(asked);
     if (first != track.pieces.end()) drop_event(first->event);
-    if (++track.failures >= kFailuresToGiveUp) give_up(lane, asked);
+    if (++track.failures >= kFailuresToRefuse) refuse(lane, asked);
     return;
   }
 }
@@ -367,9 +412,18 @@ void LaterCopies::pass(Track& track, std::size_t count) {
   }
 }
 
-// Nothing more can be learned of its streams. Its slots stay taken: something may still touch them.
+// What is in line has begun nowhere, and ends; what is in flight stays.
+void LaterCopies::refuse(Lane& lane, const Status& why) {
+  lane.refused = why;
+  for (Ticket* ticket : lane.waiting) {
+    ticket->fail(why);
+    drop_event(ticket->gate);
+  }
+  lane.waiting.clear();
+}
+
+// The context is dead: nothing of its streams runs any more.
 void LaterCopies::give_up(Lane& lane, const Status& why) {
-  lane.given_up = why;
   for (Track& track : lane.tracks) {
     for (Piece& piece : track.pieces) {
       piece.ticket->fail(why);
@@ -378,27 +432,37 @@ void LaterCopies::give_up(Lane& lane, const Status& why) {
     }
     track.pieces.clear();
   }
-  for (Ticket* ticket : lane.waiting) {
-    ticket->fail(why);
-    drop_event(ticket->gate);
-  }
-  lane.waiting.clear();
+  refuse(lane, why);
 }
 
-// For deallocate() and the end: the only waits.
+// For deallocate() and the end: the only waits. A wait that fails says nothing of the copies, so it
+// is tried again, and the stream is asked, until it has passed or the context is dead: who called
+// gives the memory to others. Returns the first failure.
 Status LaterCopies::wait_for_lane(Lane& lane) {
+  constexpr auto kPause = std::chrono::microseconds(200);
+  Status first;
   for (Track& track : lane.tracks) {
-    if (track.pieces.empty()) continue;
-    Status waited = device_->run("to wait for later copies", [&](const DriverCalls& calls) {
-      return calls.stream_synchronize(track.stream);
-    });
-    if (!waited.ok()) {
-      give_up(lane, waited);
-      return waited;
+    while (!track.pieces.empty()) {
+      bool is_refused = false;
+      const Status waited = device_->run("to wait for later copies", [&](const DriverCalls& calls) {
+        const DriverResult error = calls.stream_synchronize(track.stream);
+        is_refused = is_of_capture(error);
+        return is_refused ? 0 : error;
+      });
+      if (waited.ok() && !is_refused) {
+        pass(track, track.pieces.size());
+        continue;
+      }
+      if (!waited.ok()) {
+        if (first.ok()) first = waited;
+        for (Piece& piece : track.pieces) piece.ticket->fail(waited);
+      }
+      collect(lane, track);
+      if (!track.pieces.empty()) std::this_thread::sleep_for(kPause);
     }
-    pass(track, track.pieces.size());
+    track.failures = 0;
   }
-  return {};
+  return first;
 }
 
 }  // namespace kvfolio::cuda::staged

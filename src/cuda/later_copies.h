@@ -21,10 +21,11 @@
 //
 // A call that failed may have begun something: its ticket fails, and ends when its stream has
 // passed all the same. Where the event was lost, a later event of the stream or the stream itself
-// says so. If a driver answers kFailuresToGiveUp questions in turn with errors, the tickets of that
-// direction end with that error, its staging is not used again, and submit() is refused. A context
-// that dies ends all tickets.
-// Thread safety: calls from several threads wait for each other.
+// says so. While a driver answers kFailuresToRefuse questions in turn with errors, what is in line
+// in that direction ends with that error, and submit() is refused; what is in flight stays so,
+// since an error to a question does not end a copy. A question that is refused because a thread
+// captures was not asked. A context that dies ends all tickets, and nothing else does before its
+// time. Thread safety: calls from several threads wait for each other.
 
 #include <array>
 #include <cstdint>
@@ -45,7 +46,8 @@ namespace kvfolio::cuda::staged {
 
 class LaterCopies {
  public:
-  static constexpr int kFailuresToGiveUp = 16;
+  static constexpr int kFailuresToRefuse = 16;
+  static constexpr std::size_t kMostLeft = 8192;
   static constexpr std::int64_t kLeastBytes = 1024;
   static constexpr std::int64_t kMostBytes = std::int64_t{1} << 32;
   static constexpr std::int32_t kMostTickets = 1 << 20;
@@ -60,11 +62,13 @@ class LaterCopies {
   LaterCopies& operator=(const LaterCopies&) = delete;
   ~LaterCopies();  // waits for what is on its way
 
-  // kResourceExhausted: as many tickets as there may be are not over.
+  // kResourceExhausted: as many tickets as there may be are not over. kFailedPrecondition: the
+  // stream is being captured.
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction, void* stream);
-  // kInvalidArgument: there is no such ticket.
+  // kInvalidArgument: there is no such ticket, or since its memory went kMostLeft others did so.
   Result<bool> poll(CopyTicket ticket);
-  // Waits until no ticket touches the memory. The error of a wait: then its direction is given up.
+  // Waits until no ticket touches the memory, or the context is dead, whatever the driver answers.
+  // The first error of a wait.
   Status let_go(const std::byte* memory, std::int64_t bytes);
 
  private:
@@ -82,7 +86,6 @@ class LaterCopies {
     void* gate = nullptr;  // an event of the caller's stream
     std::array<bool, kTracks> is_behind_gate{};
     int in_flight = 0;
-    bool has_no_memory = false;  // deallocate() took it: a poll may never come
     Status error{};
 
     [[nodiscard]] bool is_begun() const { return next == runs.size() || !error.ok(); }
@@ -91,6 +94,11 @@ class LaterCopies {
     void fail(const Status& why) {
       if (error.ok()) error = why;
     }
+  };
+  // How a ticket ended whose memory deallocate() took: a poll may never come.
+  struct Left {
+    std::uint64_t number = 0;
+    Status error{};
   };
   // Bytes of a run and their place in staging.
   struct Place {
@@ -123,13 +131,14 @@ class LaterCopies {
     std::array<Track, kTracks> tracks{};
     std::size_t turn = 0;
     std::deque<Ticket*> waiting{};  // not begun, or not as a whole
-    Status given_up{};
+    Status refused{};               // why submit() is, after questions without answers
   };
 
   explicit LaterCopies(std::shared_ptr<Device> device) : device_(std::move(device)) {}
   Status make_lane(Lane& lane, CopyDirection direction);
   Status start_kernels_once();
   Lane& lane_of(CopyDirection direction) { return lanes_[static_cast<std::size_t>(direction)]; }
+  Status check_not_captured(void* stream);
   Result<Way> way_of(const Ticket& ticket);
   Result<bool> are_pinned(std::span<const std::span<const std::byte>> ranges);
 
@@ -148,6 +157,7 @@ class LaterCopies {
 
   void collect(Lane& lane, Track& track);
   void pass(Track& track, std::size_t count);
+  void refuse(Lane& lane, const Status& why);
   void give_up(Lane& lane, const Status& why);
   Status wait_for_lane(Lane& lane);
 
@@ -165,7 +175,7 @@ class LaterCopies {
   std::vector<void*> events_;  // spare
   std::map<std::uint64_t, Ticket> tickets_;
   std::uint64_t last_number_ = 0;
-  std::int32_t num_counted_ = 0;  // tickets whose memory is there
+  std::deque<Left> left_;  // the last kMostLeft
   std::mutex mutex_;
 };
 

@@ -89,23 +89,69 @@ TEST(CudaLaterFaults, ATicketWhoseEventIsLostEndsWhenItsStreamHasPassedAndNotBef
   }
 }
 
-TEST(CudaLaterFaults, ADriverThatAnswersNoQuestionIsGivenUpInThatDirectionAlone) {
+// Whatever it answers, the bytes may be on their way: who was told that a ticket is over gives the
+// block to another sequence.
+TEST(CudaLaterFaults, ADriverThatAnswersNoQuestionEndsNoTicketThatIsOnItsWay) {
   World w(1);
   w.fake.moves_percent = 0;
   Bytes host(World::kBytes);
   const CopyRun large{w.there, host.data(), World::kBytes};  // part of it stays in line
   const CopyTicket ticket = *w.submit({&large, 1}, CopyDirection::kIn);
-  const CopyTicket second = *w.submit(w.in(w.pinned.data()), CopyDirection::kIn);
+  const CopyTicket second = *w.submit(w.in(host.data()), CopyDirection::kIn);  // not begun
   w.fake.always["cuEventQuery"] = w.fake.always["cuStreamQuery"] = 999;
-  const auto ended = w.end(ticket, LaterCopies::kFailuresToGiveUp + 1);
-  ASSERT_TRUE(ended);
-  EXPECT_EQ(ended->code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(ended->message(), HasSubstr("to ask whether later copies are done"));
+  EXPECT_FALSE(w.end(ticket, 10 * LaterCopies::kFailuresToRefuse));
+  const auto refused = w.submit({&large, 1}, CopyDirection::kIn);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(refused.error().message(), HasSubstr("to ask whether later copies are done"));
   EXPECT_FALSE(w.end(second, 1)->ok());
+  w.fake.moves_percent = 100;
+  EXPECT_FALSE(w.end(ticket, 10));
   w.fake.always.clear();
-  w.fake.moves_percent = 30;
-  EXPECT_EQ(w.submit({&large, 1}, CopyDirection::kIn).error().message(), ended->message());
-  EXPECT_TRUE(w.arrives(*w.submit(w.out(w.pinned.data()), CopyDirection::kOut)));
+  const auto ended = w.end(ticket);
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(ended->message(), refused.error().message());
+  w.write(Bytes(World::kBytes, std::byte{0x77}));  // of the next owner
+  EXPECT_EQ(w.read(), Bytes(World::kBytes, std::byte{0x77}));
+  // It answers again.
+  EXPECT_TRUE(w.arrives(*w.submit({&large, 1}, CopyDirection::kIn)));
+}
+
+TEST(CudaLaterFaults, QuestionsThatACaptureRefusesAreAskedAgainAndFailNothing) {
+  for (const DriverResult error : {900, 901, 906, 908}) {
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      World w(seed);
+      w.fake.moves_percent = 0;
+      std::memset(w.pinned.data(), 0x22, World::kBytes);
+      const CopyTicket ticket = *w.submit(w.in(w.pinned.data()), CopyDirection::kIn);
+      w.fake.always["cuEventQuery"] = w.fake.always["cuStreamQuery"] = error;
+      EXPECT_FALSE(w.end(ticket, 100)) << error;
+      EXPECT_TRUE(w.submit(w.in(w.pinned.data()), CopyDirection::kIn));
+      w.fake.always.clear();
+      w.fake.moves_percent = 30;
+      EXPECT_TRUE(w.arrives(ticket));
+      EXPECT_EQ(w.read()[400], std::byte{0x22});
+      EXPECT_TRUE(w.memory->take_error().ok());
+    }
+  }
+}
+
+TEST(CudaLaterFaults, ACaptureOfAnotherThreadIsNeitherBrokenByLaterCopiesNorHoldsThemUp) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    World w(seed);
+    w.fake.capture.others = true;
+    EXPECT_TRUE(w.arrives(*w.submit(w.in(w.pinned.data()), CopyDirection::kIn)));
+    EXPECT_TRUE(w.arrives(*w.submit(w.out(w.pinned.data()), CopyDirection::kOut)));
+    const CopyRun lost{w.there, w.pinned.data(), 1600};
+    ASSERT_TRUE(w.submit({&lost, 1}, CopyDirection::kIn));
+    EXPECT_EQ(w.fake.capture.broken, 0);
+    int mode = 1;  // what a thread has, it keeps
+    static_cast<void>(FakeCalls::exchange_capture_mode(&mode));
+    EXPECT_EQ(mode, 0);
+    EXPECT_TRUE(w.submit({&lost, 1}, CopyDirection::kIn));
+    static_cast<void>(FakeCalls::exchange_capture_mode(&mode));
+    EXPECT_EQ(mode, 1);
+    w.fake.capture.others = false;
+  }
 }
 
 TEST(CudaLaterFaults, AContextThatDiesEndsEveryTicketWithItsErrorAndNoOtherDevice) {
@@ -138,15 +184,41 @@ TEST(CudaLaterFaults, AContextThatDiesEndsEveryTicketWithItsErrorAndNoOtherDevic
   }
 }
 
-TEST(CudaLaterFaults, AWaitOfDeallocateThatFailsIsKeptAndEndsItsTickets) {
-  World w(1);
-  w.fake.moves_percent = 0;
-  const CopyTicket ticket = *w.submit(w.in(w.pinned.data()), CopyDirection::kIn);
-  w.fake.always["cuStreamSynchronize"] = 999;
-  w.memory->deallocate(std::exchange(w.there, nullptr), World::kBytes);
-  w.fake.always.clear();
-  EXPECT_THAT(w.memory->take_error().message(), HasSubstr("to wait for later copies"));
-  EXPECT_FALSE(w.end(ticket, 1)->ok());
+// Then it waits again: lent memory goes to another allocation at once.
+TEST(CudaLaterFaults, AWaitOfDeallocateThatFailsIsKeptAndDoesNotEndIt) {
+  for (const DriverResult error : {900, 999}) {
+    for (const bool asks : {true, false}) {
+      FakeDriver fake;
+      const auto device = open_device();
+      auto lender = *staged::DeviceMemory::create(device, {.later_bytes = 0});
+      std::byte* const lent = *lender->allocate(4096);
+      auto memory = *staged::DeviceMemory::create(
+          device,
+          {.source = DeviceSource::kLent, .lent = lent, .lent_bytes = 4096, .later_bytes = 2048});
+      std::byte* const there = *memory->allocate(1000);
+      auto pinned = *PinnedMemory::allocate(device, 1000);
+      fake.moves_percent = 0;
+      const CopyRun write{there, pinned.data(), 1000};
+      const CopyTicket ticket = *memory->submit({&write, 1}, CopyDirection::kIn, nullptr);
+      fake.always["cuStreamSynchronize"] = error;
+      fake.times["cuStreamSynchronize"] = 30;
+      if (!asks) fake.always["cuEventQuery"] = fake.always["cuStreamQuery"] = error;
+      memory->deallocate(there, 1000);
+      EXPECT_EQ(fake.most_enqueued(), 0u) << error;
+      fake.always.clear();
+      const Status kept = memory->take_error();
+      const Result<bool> over = memory->poll(ticket);
+      if (error == 900) {
+        EXPECT_TRUE(kept.ok());
+        EXPECT_TRUE(over && *over);
+      } else {
+        EXPECT_THAT(kept.message(), HasSubstr("to wait for later copies"));
+        EXPECT_THAT(over.error().message(), HasSubstr("later copies"));
+      }
+      memory.reset();
+      lender->deallocate(lent, 4096);
+    }
+  }
 }
 
 }  // namespace

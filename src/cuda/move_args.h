@@ -162,6 +162,7 @@ struct PlanGroupArgs {
   std::int32_t* indices = nullptr;  // FlashInfer's; null: not wanted
   const std::int32_t* indptr = nullptr;
   const std::int32_t* first_live = nullptr;
+  const std::int32_t* front_at = nullptr;  // where the pages of each sequence's front begin
   std::int32_t stride = 0;
   std::int32_t block_size = 1;
 };
@@ -170,7 +171,7 @@ struct PlanArgs {
   const std::int32_t* num_entries = nullptr;  // in device memory: a graph keeps these arguments
   const std::int32_t* rows = nullptr;         // -1: padding
   const std::int32_t* kv_lens = nullptr;
-  std::int32_t pad = -1;
+  std::int32_t pad = -1;  // of tables; the pages of fronts lie behind the entries
   PlanGroupArgs groups[kMaxGroups];
 };
 

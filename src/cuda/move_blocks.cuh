@@ -164,13 +164,10 @@ __device__ __forceinline__ void set_plan_entries(const PlanArgs& a) {
   }
 }
 
-// Logical block of page j: those of the sinks first, and then those from the gap on.
-__device__ __forceinline__ std::int32_t column_of_page(std::int32_t page, std::int32_t num_sinks,
-                                                       std::int32_t first_live) {
-  return page < num_sinks ? page : first_live + page - num_sinks;
-}
-
 // blockIdx.x is the sequence, blockIdx.y the group: its row in the order of the plan, and its pages.
+// Pages behind the gap are one run of columns. Those in front of it need not be: where a window has
+// gone into the sinks of a trim they begin anywhere, and the table's entries of dropped blocks name
+// what others have by now. So these pages came with the plan.
 __device__ __forceinline__ void make_plan_rows(const PlanArgs& a) {
   const PlanGroupArgs& group = a.groups[blockIdx.y];
   const std::int32_t row = a.rows[blockIdx.x], length = a.kv_lens[blockIdx.x];
@@ -188,9 +185,12 @@ __device__ __forceinline__ void make_plan_rows(const PlanArgs& a) {
   const std::int32_t begin = group.indptr[blockIdx.x];
   const std::int32_t pages = group.indptr[blockIdx.x + 1] - begin;
   const std::int32_t first_live = group.first_live[blockIdx.x] / group.block_size;
-  const std::int32_t num_sinks = pages - (last - first_live + 1);
+  const std::int32_t num_front = pages - (last - first_live + 1);
+  const std::int32_t* const front =
+      reinterpret_cast<const std::int32_t*>(a.entries + *a.num_entries) +
+      group.front_at[blockIdx.x];
   for (std::int32_t j = thread; j < pages; j += static_cast<std::int32_t>(kThreads)) {
-    group.indices[begin + j] = from[column_of_page(j, num_sinks, first_live)];
+    group.indices[begin + j] = j < num_front ? front[j] : from[first_live + j - num_front];
   }
 }
 

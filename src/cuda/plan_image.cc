@@ -47,6 +47,12 @@ Status check_range(std::string_view name, std::int64_t value, std::int64_t least
 }
 
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
+constexpr std::int64_t kPagesOfEntry = sizeof(ChangedEntry) / sizeof(std::int32_t);
+
+// Entries of tables, and as many pages, in the room of entries.
+std::int64_t room_of(std::int64_t entries, std::int64_t pages) {
+  return entries + (pages + kPagesOfEntry - 1) / kPagesOfEntry;
+}
 
 }  // namespace
 
@@ -61,6 +67,7 @@ Result<PlanImage> PlanImage::create(const DevicePlanOptions& options) {
   KVFOLIO_RETURN_IF_ERROR(
       check_range("groups", static_cast<std::int64_t>(options.groups.size()), 1, kMaxGroups));
   PlanImage image(options);
+  std::int64_t columns = 0;  // of one row in each group
   for (std::int32_t g = 0; g < image.num_groups(); ++g) {
     KVFOLIO_RETURN_IF_ERROR(
         check_range(concat("groups[", g, "].block_size"), image.group(g).block_size, 1, 1 << 30));
@@ -68,13 +75,22 @@ Result<PlanImage> PlanImage::create(const DevicePlanOptions& options) {
         kMostEntries / std::max(options.num_rows, options.max_sequences);  // of a whole table
     KVFOLIO_RETURN_IF_ERROR(
         check_range(concat("groups[", g, "].table_stride"), image.group(g).table_stride, 1, most));
-    image.max_entries_ += std::int64_t{options.max_sequences} * image.group(g).table_stride;
+    columns += image.group(g).table_stride;
+  }
+  const std::int64_t all = columns * options.max_sequences;
+  image.max_entries_ = room_of(all, options.flashinfer ? all : 0);
+  // So many, that 32 bits count four pages for each.
+  const std::int64_t most = options.flashinfer ? kMostEntries / kPagesOfEntry : kMostEntries;
+  KVFOLIO_RETURN_IF_ERROR(check_range("max_changed_entries", options.max_changed_entries, 0, most));
+  if (options.max_changed_entries > 0) {
+    // Else a sequence could come whose row never fits, and no step with it would ever go up.
+    const std::int64_t least = room_of(columns, options.flashinfer ? columns : 0);
+    KVFOLIO_RETURN_IF_ERROR(
+        check_range("max_changed_entries", options.max_changed_entries, least, most));
+    image.max_entries_ = options.max_changed_entries;
   }
   KVFOLIO_RETURN_IF_ERROR(
-      check_range("max_changed_entries", options.max_changed_entries, 0, kMostEntries));
-  if (options.max_changed_entries > 0) image.max_entries_ = options.max_changed_entries;
-  KVFOLIO_RETURN_IF_ERROR(
-      check_range("changed entries of max_sequences rows", image.max_entries_, 1, kMostEntries));
+      check_range("changed entries of max_sequences rows", image.max_entries_, 1, most));
   image.place();
   return image;
 }
@@ -102,6 +118,7 @@ void PlanImage::place() {
     group.indptr = take(rows + 4);
     group.last_page_len = take(rows);
     group.first_live = take(rows);
+    group.front_at = take(rows);
   }
   places_.entries = at;
 }
@@ -186,7 +203,15 @@ Status PlanImage::check_pages(const StepPlan& plan, std::int32_t g) const {
                           from.kv_first_live[i], " of ", all, " blocks"));
   }
   if (from.kv_indptr[0] != 0) return invalid(concat("kv_indptr[0] is ", from.kv_indptr[0]));
-  return {};
+  return check_size("kv_indices", from.kv_indices, static_cast<std::size_t>(from.kv_indptr[n]));
+}
+
+std::int32_t PlanImage::front_pages(const StepPlan& plan, std::int32_t g,
+                                    std::size_t i) const noexcept {
+  const GroupPlan& from = plan.groups[static_cast<std::size_t>(g)];
+  const std::int32_t pages = from.kv_indptr[i + 1] - from.kv_indptr[i];
+  const std::int32_t first = from.kv_first_live[i] / group(g).block_size;
+  return pages == 0 ? 0 : pages - (columns(g, plan.kv_lens[i]) - first);
 }
 
 Status PlanImage::check_changes(const StepPlan& plan, std::int32_t g) const {
@@ -213,8 +238,7 @@ std::int64_t PlanImage::num_untrusted(const StepPlan& plan, const ResidentRows& 
   });
 }
 
-Status PlanImage::check(const StepPlan& plan, const ResidentRows& rows, UploadInfo& info) const {
-  info = {};
+Status PlanImage::check_arrays(const StepPlan& plan) const {
   if (plan.number == 0) return invalid("the plan has number 0: no manager made it");
   if (plan.groups.size() != groups_.size()) {
     return invalid(
@@ -230,34 +254,57 @@ Status PlanImage::check(const StepPlan& plan, const ResidentRows& rows, UploadIn
     }
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) KVFOLIO_RETURN_IF_ERROR(check_group(plan, g));
+  return {};
+}
+
+bool PlanImage::has_table(const StepPlan& plan, std::int32_t g) noexcept {
+  const GroupPlan& from = plan.groups[static_cast<std::size_t>(g)];
+  return plan.rows.empty() ||
+         (from.block_table_stride > 0 &&
+          from.block_table.size() ==
+              plan.rows.size() * static_cast<std::size_t>(from.block_table_stride));
+}
+
+Status PlanImage::check_table(const StepPlan& plan, std::int32_t g) const {
+  const std::int32_t stride = plan.groups[static_cast<std::size_t>(g)].block_table_stride;
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+    if (columns(g, plan.kv_lens[i]) <= stride) continue;
+    return invalid(concat("group ", g, ", sequence ", i, ": ", plan.kv_lens[i],
+                          " tokens in a block table of ", stride, " columns"));
+  }
+  return {};
+}
+
+Status PlanImage::check(const StepPlan& plan, const ResidentRows& rows, UploadInfo& info) const {
+  info = {};
+  KVFOLIO_RETURN_IF_ERROR(check_arrays(plan));
   if (rows.is_old(plan)) {
     return {ErrorCode::kFailedPrecondition, concat("plan ", plan.number, " is older than plan ",
                                                    rows.newest(), ", which was uploaded")};
   }
   const std::int64_t whole = num_untrusted(plan, rows);
+  std::int64_t pages = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const GroupPlan& from = plan.groups[static_cast<std::size_t>(g)];
-    const auto stride = static_cast<std::size_t>(from.block_table_stride);
-    if (whole > 0 && (from.block_table_stride < 0 ||
-                      from.block_table.size() != plan.rows.size() * stride || stride == 0)) {
+    if (whole > 0 && !has_table(plan, g)) {
       return {
           ErrorCode::kFailedPrecondition,
           concat(whole, whole == 1 ? " row has" : " rows have",
                  " to be sent whole and the plan has no block tables; plan() with block_tables")};
     }
-    for (std::size_t i = 0; i < plan.rows.size() && whole > 0; ++i) {
-      if (static_cast<std::size_t>(columns(g, plan.kv_lens[i])) <= stride) continue;
-      return invalid(concat("group ", g, ", sequence ", i, ": ", plan.kv_lens[i],
-                            " tokens in a block table of ", stride, " columns"));
-    }
+    if (whole > 0) KVFOLIO_RETURN_IF_ERROR(check_table(plan, g));
     for_each_entry(plan, rows, g, info, [](std::int32_t, std::int32_t, std::int32_t) {});
+    for (std::size_t i = 0; i < plan.rows.size() && options_.flashinfer; ++i) {
+      pages += front_pages(plan, g, i);
+    }
   }
   const std::int64_t entries = info.changed_entries + info.whole_entries;
-  if (entries > max_entries_) {
-    return invalid(concat("the plan sets ", entries, " entries of tables, room is for ",
-                          max_entries_, " (max_changed_entries)"));
+  if (room_of(entries, pages) > max_entries_) {
+    const std::string fronts = concat(" and ", pages, " pages in front of gaps, 4 as an entry");
+    return invalid(concat("the plan sets ", entries, " entries of tables",
+                          pages == 0 ? std::string() : fronts, ", room is for ", max_entries_,
+                          " (max_changed_entries)"));
   }
-  info.bytes = places_.entries + entries * static_cast<std::int64_t>(sizeof(ChangedEntry));
+  info.bytes = bytes_of(entries, pages);
   return {};
 }
 
@@ -303,7 +350,17 @@ std::int64_t PlanImage::write(const StepPlan& plan, const ResidentRows& rows,
   if (mutant(Mutant::kDevicePlanLeavesAnEntryOut) && count > 0) --count;
   reinterpret_cast<std::int32_t*>(image + places_.counts)[kChangedCount] =
       static_cast<std::int32_t>(count);
-  return places_.entries + count * static_cast<std::int64_t>(sizeof(ChangedEntry));
+  auto* const fronts = reinterpret_cast<std::int32_t*>(entries + count);
+  std::int64_t pages = 0;
+  for (std::int32_t g = 0; g < num_groups() && options_.flashinfer; ++g) {
+    const GroupPlan& from = plan.groups[static_cast<std::size_t>(g)];
+    for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+      const std::int32_t front = front_pages(plan, g, i);
+      std::copy_n(from.kv_indices.begin() + from.kv_indptr[i], front, fronts + pages);
+      pages += front;
+    }
+  }
+  return bytes_of(count, pages);
 }
 
 void PlanImage::write_arrays(const StepPlan& plan, std::byte* image) const {
@@ -322,6 +379,7 @@ void PlanImage::write_arrays(const StepPlan& plan, std::byte* image) const {
   put(places_.trim_sinks, plan.trim_sinks, rows, 0);
   put(places_.trim_first_kept, plan.trim_first_kept, rows, 0);
   if (options_.positions) put(places_.positions, plan.positions, tokens, 0);
+  std::int32_t pages = 0;  // in front of gaps
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const GroupPlan& from = plan.groups[static_cast<std::size_t>(g)];
     const Group& at = places_.groups[static_cast<std::size_t>(g)];
@@ -334,6 +392,12 @@ void PlanImage::write_arrays(const StepPlan& plan, std::byte* image) const {
     put(at.indptr, from.kv_indptr, rows + 1, from.kv_indptr.back());
     put(at.last_page_len, from.kv_last_page_len, rows, 1);
     put(at.first_live, from.kv_first_live, rows, 0);
+    auto* const front_at = reinterpret_cast<std::int32_t*>(image + at.front_at);
+    std::fill(front_at, front_at + rows, 0);
+    for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+      front_at[i] = pages;
+      pages += front_pages(plan, g, i);
+    }
   }
 }
 
@@ -365,6 +429,7 @@ std::string PlanImage::difference(const StepPlan& plan, const std::byte* image) 
     candidate(group.indptr, "kv_indptr", g);
     candidate(group.last_page_len, "kv_last_page_len", g);
     candidate(group.first_live, "kv_first_live", g);
+    candidate(group.front_at, "where the pages in front of gaps begin", g);
   }
   return concat(name.second, ", word ", (byte - name.first) / 4, ": the device has ", *at.first,
                 ", the plan ", *at.second);

@@ -2,9 +2,10 @@
 #pragma once
 
 // The bytes of a plan as a device gets them in one copy: every array that a step sends at a place
-// of its own, with room for the largest step, and behind all of these the changed entries, of which
-// only as many are sent as there are. Checks a plan against this room, so that no kernel finds what
-// has no place. Knows no driver. Thread safety: const calls write nothing but their output.
+// of its own, with room for the largest step, and behind all of these the changed entries and then
+// the pages in front of gaps, of which only as many are sent as there are. Checks a plan against
+// this room, so that no kernel finds what has no place. Knows no driver. Thread safety: const calls
+// write nothing but their output.
 
 #include <array>
 #include <cstdint>
@@ -64,9 +65,10 @@ class PlanImage {
   // Where an array begins, in bytes from the begin of the image.
   struct Group {
     std::int64_t slots = 0;
-    std::int64_t indptr = -1;  // these three: -1 without flashinfer
+    std::int64_t indptr = -1;  // these four: -1 without flashinfer
     std::int64_t last_page_len = -1;
     std::int64_t first_live = -1;
+    std::int64_t front_at = -1;  // where a sequence's pages begin that stand in front of its gap
   };
   struct Places {
     std::int64_t counts = 0;  // [4]: sequences, tokens, changed entries, 0
@@ -89,16 +91,24 @@ class PlanImage {
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(groups_.size());
   }
+  // Four pages in front of gaps take the room of an entry.
   [[nodiscard]] std::int64_t max_entries() const noexcept { return max_entries_; }
-  [[nodiscard]] std::int64_t bytes() const noexcept {
-    return places_.entries + max_entries_ * static_cast<std::int64_t>(sizeof(ChangedEntry));
-  }
+  [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_of(max_entries_, 0); }
 
   // Columns that a sequence of this length has in a group.
   [[nodiscard]] std::int32_t columns(std::int32_t g, std::int32_t kv_len) const noexcept {
     return kv_len == 0 ? 0 : (kv_len - 1) / group(g).block_size + 1;
   }
-  // The plan has the arrays that the options want, and they fit. Counts what will be sent into
+  // Pages in front of the gap of a sequence. Requires: check_arrays(), flashinfer.
+  [[nodiscard]] std::int32_t front_pages(const StepPlan& plan, std::int32_t g,
+                                         std::size_t i) const noexcept;
+  // The plan has the arrays that the options want, and they fit. kInvalidArgument.
+  [[nodiscard]] Status check_arrays(const StepPlan& plan) const;
+  [[nodiscard]] static bool has_table(const StepPlan& plan, std::int32_t g) noexcept;
+  // The group's block table has all columns of its sequences. Requires: check_arrays(),
+  // has_table().
+  [[nodiscard]] Status check_table(const StepPlan& plan, std::int32_t g) const;
+  // All that will be sent of it fits, too. Counts what will be sent into
   // `info`. kInvalidArgument, and kFailedPrecondition where rows have to be whole and the plan
   // has no block tables.
   [[nodiscard]] Status check(const StepPlan& plan, const ResidentRows& rows,
@@ -107,10 +117,10 @@ class PlanImage {
   [[nodiscard]] std::int64_t num_untrusted(const StepPlan& plan, const ResidentRows& rows) const;
   // Writes the image and returns its bytes. Requires: check().
   std::int64_t write(const StepPlan& plan, const ResidentRows& rows, std::byte* image) const;
-  // The arrays in front of the changed entries.
+  // The arrays in front of the changed entries. Requires: check_arrays().
   void write_arrays(const StepPlan& plan, std::byte* image) const;
   // The first word in front of the changed entries that differs from the plan's, as a sentence, or
-  // nothing.
+  // nothing. Requires: check_arrays().
   [[nodiscard]] std::string difference(const StepPlan& plan, const std::byte* image) const;
 
  private:
@@ -119,6 +129,10 @@ class PlanImage {
     options_.groups = {};
   }
   void place();
+  [[nodiscard]] std::int64_t bytes_of(std::int64_t entries, std::int64_t pages) const noexcept {
+    return places_.entries + entries * static_cast<std::int64_t>(sizeof(ChangedEntry)) +
+           pages * static_cast<std::int64_t>(sizeof(std::int32_t));
+  }
   [[nodiscard]] Status check_rows(const StepPlan& plan) const;
   [[nodiscard]] Status check_group(const StepPlan& plan, std::int32_t g) const;
   [[nodiscard]] Status check_pages(const StepPlan& plan, std::int32_t g) const;

@@ -20,6 +20,8 @@ Status read_memory_options(std::string_view call, const kvfolio_cuda_memory_opti
   if (options.staging_bytes != 0) out.staging_bytes = options.staging_bytes;
   out.lent = static_cast<std::byte*>(options.lent);
   out.lent_bytes = options.lent_bytes;
+  // Nothing in C submits copies: a kvfolio_memory_resource has no such function.
+  out.later_bytes = 0;
   return {};
 }
 

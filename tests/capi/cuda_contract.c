@@ -371,7 +371,10 @@ static void handles_end_in_any_order(void) {
   MUST(kvfolio_cuda_event_create(mine.device, &event, &g_error));
   MUST(kvfolio_cuda_pinned_allocate(mine.device, 64, &pinned, &g_error));
   MUST(kvfolio_cuda_kernels_load(mine.device, NULL, &mine.kernels, &g_error));
+  const int64_t without = kvfolio_fake_cuda_open();
   MUST(kvfolio_cuda_memory_create(mine.device, mine.kernels, NULL, &mine.memory, &g_error));
+  // Pinned and device staging, a stream and two events: nothing for copies that C cannot submit.
+  CHECK(kvfolio_fake_cuda_open() == without + 5);
   kvfolio_cuda_device_destroy(mine.device);
   kvfolio_cuda_kernels* const kernels = mine.kernels;
   const kvfolio_memory_resource resource = toy_resource(&mine);

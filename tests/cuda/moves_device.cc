@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// moves_device [seconds of cases | death]: checks the kernels of move.h on a device against the
-// CPU's functions, byte for byte, and times them beside cudaMemcpy of the same bytes in the same
-// run. Lines go to standard output; a JSON of them to $OUT/moves.json. A part that fails is named
-// and the next one runs. Exit: 0 if nothing differed and nothing failed; floors that are missed are
-// only said.
+// moves_device [SECONDS] [--quick] [later | death]: checks the kernels of move.h on a device
+// against the CPU's functions, byte for byte, and times them beside cudaMemcpy of the same bytes in
+// the same run; random calls take SECONDS (24). `later`: only copies that are submitted. Lines go
+// to standard output, those that begin with J| are rows for scripts/gpu; a JSON of them goes to
+// $OUT/moves.json
+// ($OUT/later.json). A part that fails is named and the next one runs. --quick: fewer rounds, no
+// large cache. Exit: 0 if nothing differed and nothing failed; floors that are missed are only
+// said; 3: there is no device.
 
 #include <chrono>
 #include <cstdio>
@@ -15,7 +18,6 @@
 #include "cuda/move_block_cases.h"
 #include "cuda/move_cases.h"
 #include "cuda/move_module.h"
-#include "kvfolio/cuda_plan.h"
 #include "move_image.h"
 #include "move_timing.h"
 
@@ -35,7 +37,10 @@ class Report {
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
   }
-  void add(const std::string& json) { items_.push_back(json); }
+  void add(const std::string& json) {
+    items_.push_back(json);
+    line("J|" + json);
+  }
   void fail(const std::string& text) {
     ++failures;
     line("FAILED " + text);
@@ -56,9 +61,9 @@ class Report {
                   group.c_str(), t.name.c_str(), t.us, t.bytes, roof.name.c_str(), share, floor);
     add(text);
   }
-  void write(const std::string& head) const {
+  void write(const std::string& head, const char* name) const {
     const char* const out = std::getenv("OUT");
-    std::ofstream file(std::string(out != nullptr ? out : ".") + "/moves.json");
+    std::ofstream file(std::string(out != nullptr ? out : ".") + "/" + name);
     file << "{" << head << ", \"failures\": " << failures << ", \"results\": [\n";
     for (std::size_t i = 0; i < items_.size(); ++i)
       file << items_[i] << (i + 1 < items_.size() ? ",\n" : "\n");
@@ -592,103 +597,6 @@ void time_entries(Report& report, int rounds) {
   }
 }
 
-// What a decode step of 1,024 sequences at 8,192 tokens sends, in blocks of 16: 64 of them begin a
-// block. A long memset stands in front, so that the stream does not wait for the host.
-class DecodeSteps {
- public:
-  static constexpr std::int32_t kSequences = 1024, kTokens = 8192, kBlockSize = 16, kColumns = 520;
-
-  DecodeSteps() {
-    for (std::int32_t i = 0; i < kSequences; ++i) {
-      start_.push_back(i);
-      rows_.push_back(i);
-      lens_.push_back(kTokens + i % kBlockSize);
-      slots_.push_back((i * kColumns + kTokens / kBlockSize) * kBlockSize + i % kBlockSize);
-      sequences_.emplace_back(static_cast<std::uint64_t>(i) + 1);
-      if (i % kBlockSize != 0) continue;
-      changed_rows_.push_back(i);
-      changed_columns_.push_back(kTokens / kBlockSize);
-      changed_blocks_.push_back(i * kColumns + kTokens / kBlockSize);
-    }
-    start_.push_back(kSequences);
-    zeros_.assign(kSequences, 0);
-    group_ = {.slot_mapping = slots_,
-              .changed_rows = changed_rows_,
-              .changed_columns = changed_columns_,
-              .changed_blocks = changed_blocks_};
-  }
-  StepPlan next() {
-    ++number_;
-    return {.num_tokens = kSequences,
-            .sequences = sequences_,
-            .rows = rows_,
-            .query_start = start_,
-            .kv_lens = lens_,
-            .trim_sinks = zeros_,
-            .trim_first_kept = zeros_,
-            .groups = {&group_, 1},
-            .number = number_,
-            .follows = number_ - 1};
-  }
-
- private:
-  std::vector<std::int32_t> start_, rows_, lens_, slots_, zeros_;
-  std::vector<std::int32_t> changed_rows_, changed_columns_, changed_blocks_;
-  std::vector<SequenceId> sequences_;
-  GroupPlan group_;
-  std::uint64_t number_ = 0;
-};
-
-void time_plans(Report& report, int rounds) {
-  Result<std::shared_ptr<Device>> device = Device::open(0);
-  if (!device) throw std::runtime_error(device.error().message());
-  Result<std::shared_ptr<Kernels>> kernels = Kernels::load(*device);
-  if (!kernels) throw std::runtime_error(kernels.error().message());
-  Pool pool;
-  std::byte* const scratch = pool.device(256e6);
-  cudaStream_t stream;
-  cudaEvent_t before, after;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  check(cudaEventCreate(&before), "event");
-  check(cudaEventCreate(&after), "event");
-  for (const bool batch : {false, true}) {
-    const DevicePlanGroup group{.block_size = DecodeSteps::kBlockSize,
-                                .table_stride = DecodeSteps::kColumns};
-    auto plan = DevicePlan::create(*kernels, {.max_sequences = DecodeSteps::kSequences,
-                                              .max_tokens = DecodeSteps::kSequences,
-                                              .num_rows = DecodeSteps::kSequences,
-                                              .groups = {&group, 1},
-                                              .batch_tables = batch});
-    if (!plan) throw std::runtime_error(plan.error().message());
-    DecodeSteps steps;
-    std::vector<double> us, host_us;
-    for (int round = -3; round < 10 * rounds; ++round) {
-      const StepPlan step = steps.next();
-      check(cudaMemsetAsync(scratch, 0, 256'000'000, stream), "memset");
-      check(cudaEventRecord(before, stream), "event");
-      const auto start = Clock::now();
-      check((*plan)->upload(step, stream), "upload");
-      host_us.push_back(since(start) * 1e6);
-      check(cudaEventRecord(after, stream), "event");
-      check(cudaEventSynchronize(after), "upload");
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, before, after), "event");
-      if (round >= 0) us.push_back(static_cast<double>(ms) * 1e3);
-    }
-    const std::string name =
-        concat("plan of 1,024 sequences, ", batch ? "with batch tables" : "resident tables alone");
-    const std::int64_t ns = static_cast<std::int64_t>(median(us) * 1000);
-    report.line(concat(name, ": ", (*plan)->last_upload().bytes, " bytes, ", ns,
-                       " ns on the stream (floor 15000), ",
-                       static_cast<std::int64_t>(median(host_us) * 1000), " ns of the host"));
-    report.add(concat("{\"plan\": \"", name, "\", \"bytes\": ", (*plan)->last_upload().bytes,
-                      ", \"ns\": ", ns, "}"));
-  }
-  cudaEventDestroy(before);
-  cudaEventDestroy(after);
-  cudaStreamDestroy(stream);
-}
-
 // A storage in DeviceMemory, through the driver that this machine has: images in, blocks copied,
 // images out, beside a storage of the host; then how fast bytes come and go.
 void run_driver(Report& report, bool with_kernels) {
@@ -873,7 +781,12 @@ int run_death() {
   return right ? 0 : 1;
 }
 
-int run(double seconds) {
+struct Options {
+  double seconds = 24;
+  bool quick = false, later = false;
+};
+
+int run(const Options& options) {
   Report report;
   cudaDeviceProp prop{};
   check(cudaGetDeviceProperties(&prop, 0), "device");
@@ -893,34 +806,37 @@ int run(double seconds) {
     }
     report.line(
         concat("== ", std::string_view(name), " done at ", static_cast<int>(since(start)), " s"));
-    report.write(head);
+    report.write(head, options.later ? "later.json" : "moves.json");
   };
-  part("conversions", [&] { run_conversions(report); });
-  part("entries", [&] { time_entries(report, 15); });
-  part("plans", [&] { time_plans(report, 15); });
-  part("rows 8192", [&] { time_rows(report, 8192, 15); });
-  part("rows 256", [&] { time_rows(report, 256, 15); });
-  part("blocks", [&] { time_blocks(report, 9); });
-  part("swap", [&] { time_swap(report, 5); });
-  part("large", [&] { run_large(report); });
-  part("driver", [&] { run_driver(report, false); });
-  part("later, by kernels", [&] { time_later(report, true, true, 7); });
-  part("later, run by run", [&] { time_later(report, false, true, 3); });
-  part("later, pageable", [&] { time_later(report, true, false, 3); });
-  part("driver, staged by kernels", [&] { run_driver(report, true); });
-  part("kernels by the driver", [&] {
-    Result<DriverCalls> calls = load_driver();
-    if (!calls) throw std::runtime_error(calls.error().message());
-    const std::shared_ptr<Device> opened = *Device::open(*calls, 0);
-    Result<std::shared_ptr<MoveModule>> module = MoveModule::load(opened, kvfolio_move_image);
-    if (!module) throw std::runtime_error(module.error().message());
-    DriverQueue queue(*module, nullptr);
-    run_cases(report, queue, "driver", 2000000, seconds / 2);
-  });
-  part("cases", [&] {
-    DeviceQueue queue;
-    run_cases(report, queue, "run-time", 1000000, seconds / 2);
-  });
+  const int rounds = options.quick ? 5 : 15;
+  if (options.later) {
+    part("later, by kernels", [&] { time_later(report, true, true, rounds / 2); });
+    part("later, run by run", [&] { time_later(report, false, true, 3); });
+    part("later, pageable", [&] { time_later(report, true, false, 3); });
+  } else {
+    part("conversions", [&] { run_conversions(report); });
+    part("entries", [&] { time_entries(report, rounds); });
+    part("rows 8192", [&] { time_rows(report, 8192, rounds); });
+    part("rows 256", [&] { time_rows(report, 256, rounds); });
+    part("blocks", [&] { time_blocks(report, rounds * 2 / 3); });
+    part("swap", [&] { time_swap(report, 5); });
+    if (!options.quick) part("large", [&] { run_large(report); });
+    part("driver", [&] { run_driver(report, false); });
+    part("driver, staged by kernels", [&] { run_driver(report, true); });
+    part("kernels by the driver", [&] {
+      Result<DriverCalls> calls = load_driver();
+      if (!calls) throw std::runtime_error(calls.error().message());
+      const std::shared_ptr<Device> opened = *Device::open(*calls, 0);
+      Result<std::shared_ptr<MoveModule>> module = MoveModule::load(opened, kvfolio_move_image);
+      if (!module) throw std::runtime_error(module.error().message());
+      DriverQueue queue(*module, nullptr);
+      run_cases(report, queue, "driver", 2000000, options.seconds / 2);
+    });
+    part("cases", [&] {
+      DeviceQueue queue;
+      run_cases(report, queue, "run-time", 1000000, options.seconds / 2);
+    });
+  }
   report.line(concat(report.failures, " failures"));
   return report.failures == 0 ? 0 : 1;
 }
@@ -929,9 +845,26 @@ int run(double seconds) {
 }  // namespace kvfolio::cuda
 
 int main(int argc, char** argv) {
+  kvfolio::cuda::Options options;
+  bool death = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "death") {
+      death = true;
+    } else if (word == "later") {
+      options.later = true;
+    } else if (word == "--quick") {
+      options.quick = true;
+    } else {
+      options.seconds = std::atof(argv[i]);
+    }
+  }
   try {
-    if (argc > 1 && std::string(argv[1]) == "death") return kvfolio::cuda::run_death();
-    return kvfolio::cuda::run(argc > 1 ? std::atof(argv[1]) : 24.0);
+    if (const kvfolio::Status none = kvfolio::cuda::available(); !none.ok()) {
+      std::printf("no device: %s\n", none.message().c_str());
+      return 3;
+    }
+    return death ? kvfolio::cuda::run_death() : kvfolio::cuda::run(options);
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());
     return 1;

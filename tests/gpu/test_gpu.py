@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/gpu and tests/gpu/beside.py as far as they go without a GPU: what is timed, printed, shown and claimed."""
 
+import argparse
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+import tarfile
+import time
 
 import pytest
 
@@ -120,3 +124,146 @@ def test_moves_that_no_result_shows_must_say_so(gpu, tmp_path, monkeypatch):
 def test_pack_says_what_a_folder_without_flashinfer_lacks(gpu, tmp_path):
     with pytest.raises(SystemExit, match="has no flashinfer/data/include"):
         gpu.flashinfer_jobs(tmp_path)
+
+
+# ---- run, over programs that are none ----
+
+
+@pytest.fixture
+def packed(gpu, tmp_path, monkeypatch):
+    """A pack in tmp_path whose programs a test writes; runs it."""
+    about = {"commit": "abc", "kernels": {"moves": "123"}, "glibc": "2.36"}
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    (tmp_path / "programs").mkdir()
+    shutil.copy(ROOT / "scripts/gpu", tmp_path / "gpu")
+    monkeypatch.setattr(gpu, "here", tmp_path)
+    monkeypatch.delenv("OUT", raising=False)
+    monkeypatch.setattr(gpu, "card", lambda: {"name": packed_on.card})
+
+    class Packed:
+        card = "NVIDIA H100"
+
+        def program(self, name, text):
+            path = tmp_path / "programs" / name
+            path.write_text(text if text.startswith("#!") else "#!/bin/sh\n" + text)
+            path.chmod(0o755)
+
+        def run(self, parts, quick=True):
+            monkeypatch.setattr(gpu, "PARTS", parts)
+            code = gpu.run(argparse.Namespace(quick=quick, part=None))
+            return code, json.loads((tmp_path / "results/results.json").read_text())
+
+    packed_on = Packed()
+    return packed_on
+
+
+def test_a_part_that_hangs_is_stopped_at_its_own_limit_and_the_others_go_on(packed, capsys):
+    packed.program("hangs", 'echo \'J|{"shape": "first"}\'; printf \'J|{"shape": "cut\'; sleep 60 & sleep 60\n')
+    packed.program("goes", 'echo \'J|{"shape": "x", "us": 5.0, "most_us": 6.0}\'\n')
+    packed.program("fails", "echo no; exit 7\n")
+    start = time.monotonic()
+    code, result = packed.run({"hangs": (9, 1, [["hangs"], ["goes"]]), "fails": (9, 9, [["fails"], ["goes"]]),
+                               "goes": (9, 9, [["goes"]]), "lacks": (9, 9, [["@", *("no-such-tool", "1", "2", "3", "4"),
+                                                                            "goes"]])})
+    assert time.monotonic() - start < 20  # though a child of the first one holds its output
+    assert code == 1
+    hangs, fails, goes, lacks = result["parts"]
+    assert hangs["state"] == "failed: stopped at its limit of 1 s"
+    assert hangs["rows"] == [{"shape": "first"}]
+    assert fails["state"] == "failed: 7"
+    assert len(fails["rows"]) == 1  # its second command ran
+    assert goes["state"] == "passed"
+    assert lacks["state"] == "not run: there is no no-such-tool here"
+    said = capsys.readouterr().out
+    assert "x: 5.0 us, 6.0 at most" in said
+    assert said.endswith("gpu: not passed: hangs, fails\n")
+
+
+def test_a_machine_without_a_device_says_so_of_each_part_and_fails(packed, capsys):
+    packed.program("none", "echo no device: no driver; exit 3\n")
+    code, result = packed.run({"one": (9, 9, [["none"]]), "two": (9, 9, [["none"], ["none"]])})
+    assert code == 3
+    assert [part["state"] for part in result["parts"]] == ["failed: there is no device for it"] * 2
+    said = capsys.readouterr().out
+    assert said.count("no device: no driver") == 2
+    assert said.endswith("gpu: nothing was checked: this machine has no device that the parts can use\n")
+
+
+@pytest.mark.parametrize("card, state", [
+    ("NVIDIA H200", "failed: 2 slower than the floor: g n; steps"),
+    ("NVIDIA H100 80GB HBM3", "passed; 2 slower than an H200 has to be"),
+    ("NVIDIA H200 MIG 1g.18gb", "passed; 2 slower than an H200 has to be"),
+])
+def test_floors_are_judged_on_an_h200(packed, card, state):
+    packed.card = card
+    packed.program("slow", '''echo 'J|{"group": "g", "name": "n", "share": 0.89, "floor": 0.9, "roof": "one memcpy"}'
+echo 'J|{"shape": "steps", "us": 7, "most_us": 6.5}'
+echo 'J|{"group": "g", "name": "met", "share": 0.9, "floor": 0.9, "roof": "one memcpy"}'
+''')
+    code, result = packed.run({"slow": (9, 9, [["slow"]])})
+    assert result["parts"][0]["state"] == state
+    assert code == (1 if state.startswith("failed") else 0)
+
+
+def test_what_moves_device_wrote_is_named_by_its_text(packed, gpu, tmp_path):
+    packed.program("moves_device", '''echo '{"device": "d", "failures": 0, "results": [{"entries": 1}]}' > "$OUT/moves.json"\n''')
+    assert packed.run({"moves": (9, 9, [["moves_device"]])})[0] == 0
+    moves = json.loads((tmp_path / "results/moves.json").read_text())
+    assert moves == {"device": "d", "failures": 0, "commit": "abc", "text": "123", "results": [{"entries": 1}]}
+    assert len(list((tmp_path / "results").iterdir())) <= 8
+
+
+COMMAND = """#!{python}
+import json, sys
+on_card = "--device" in sys.argv
+if sys.argv[1] == "prove":
+    print(json.dumps({{"rows": [{{"sha256": "a"}}, {{"sha256": {second!r}}}]}}))
+else:
+    asked = [json.loads(line) for line in open(sys.argv[sys.argv.index("--requests") + 1])]
+    for one in asked:
+        print(json.dumps({{"id": one["id"], "sample": 0, "token_ids": [1, 2, {other} if on_card and one["id"] == "r2" else 3]}}))
+    print(json.dumps({{"summary": {{"kernel": "cuda-sm90-r1"}}}}))
+"""
+
+
+@pytest.mark.parametrize("other, second, code", [(3, "a", 0), (4, "a", 1), (3, "b", 1)])
+def test_prove_compares_the_tokens_of_the_card_with_the_cpus_and_wants_one_hash(packed, tmp_path, other, second, code):
+    packed.program("kvfolio", COMMAND.format(python=sys.executable, other=other, second=second))
+    lines = [{"id": f"r{i}", "prompt": "x"} for i in range(6)] + [{"id": "drawn", "prompt": "x", "temperature": 1}]
+    (tmp_path / "programs/requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    got, result = packed.run({"prove": (60, 60, [["gpu", "tokens"]])}, quick=False)
+    rows = result["parts"][0]["rows"]
+    assert got == code
+    assert rows[0] == {"generate": "f32", "kernel": "cuda-sm90-r1", "samples": 6, "different": int(other != 3)}
+    assert rows[-1] == {"prove": 2, "hashes": sorted({"a", second})}
+
+
+def test_the_programs_are_unpacked_once_for_each_pack(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "here", tmp_path)
+    for text in ("one", "another"):
+        (tmp_path / "source").write_text(text)
+        with tarfile.open(tmp_path / gpu.PROGRAMS, "w:xz") as archive:
+            archive.add(tmp_path / "source", "programs/p")
+        assert (gpu.unpack() / "p").read_text() == text
+        (tmp_path / "programs/p").write_text("mine")
+        assert (gpu.unpack() / "p").read_text() == "mine"
+
+
+def test_a_pack_that_is_too_large_is_refused_with_the_numbers(gpu, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs/p").write_bytes(bytes(2500))
+    (tmp_path / "folder/packed").write_bytes(bytes(1001))
+    monkeypatch.setattr(gpu, "PACK_BYTES", 1001)
+    assert gpu.check_size(tmp_path / "folder", tmp_path / "programs") == 1001
+    monkeypatch.setattr(gpu, "PACK_BYTES", 1000)
+    with pytest.raises(SystemExit, match="has 1,001 bytes, 1,000 are allowed; before they are packed: p 2,500"):
+        gpu.check_size(tmp_path / "folder", tmp_path / "programs")
+
+
+def test_all_parts_together_end_in_time_if_each_one_hangs(gpu):
+    quick = sum(limit for part, (_, limit, _) in gpu.PARTS.items() if part not in gpu.NOT_QUICK)
+    whole = sum(limit for part, (limit, _, _) in gpu.PARTS.items() if part not in ("beside", "racecheck"))
+    assert quick < gpu.SECONDS[True] == 120
+    assert whole < gpu.SECONDS[False] == 300
+    assert gpu.PACK_BYTES == 48_000_000

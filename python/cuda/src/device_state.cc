@@ -41,8 +41,8 @@ Status DeviceState::load() {
   if (memory_ != nullptr) return {};
   Result<std::shared_ptr<cuda::Kernels>> kernels = driver::load(device_);
   if (!kernels) return kernels.error();
-  Result<std::unique_ptr<cuda::DeviceMemory>> memory =
-      cuda::DeviceMemory::create(device_, {.kernels = *kernels});
+  Result<std::unique_ptr<cuda::DeviceMemory>> memory = cuda::DeviceMemory::create(
+      device_, {.kernels = *kernels, .later_bytes = 0});  // nothing in Python submits copies
   if (!memory) return memory.error();
   kernels_ = *std::move(kernels);
   memory_ = *std::move(memory);

@@ -59,7 +59,7 @@ class DevicePiece {
 struct PinnedPiece {
   PinnedMemory memory;
   Event copied;
-  bool lost = false;  // its copy was started and has no event
+  bool lost = false;  // its copy was started, or may have been, and has no event
 };
 
 }  // namespace kvfolio::cuda

@@ -27,7 +27,8 @@ std::int64_t number_of(const char* name, std::int64_t otherwise) {
 
 struct Totals {
   std::int64_t steps = 0, uploads = 0, left_out = 0, whole = 0, changed = 0, refused = 0,
-               dropped = 0, failed = 0, planned_twice = 0, replayed = 0, verified = 0, waited = 0;
+               dropped = 0, failed = 0, planned_twice = 0, replayed = 0, verified = 0, waited = 0,
+               late_fronts = 0;
 };
 
 class RandomRun {
@@ -56,7 +57,8 @@ class RandomRun {
   static RigOptions options(unsigned seed) {
     RigOptions options;
     options.seed = seed;
-    options.groups = {full_group(4, 60), window_group(2, 70, 5, seed % 3 == 0 ? 2 : 0)};
+    const std::int32_t window = seed % 4 < 3 ? 16 : 5;  // a wide one has the sinks of trims in it
+    options.groups = {full_group(4, 60), window_group(2, 100, window, seed % 3 == 0 ? 2 : 0)};
     options.manager = {.max_sequences = 6, .max_steps_in_flight = 4};
     options.manager.order = seed % 2 == 0 ? Order::kInOrder : Order::kUnordered;
     options.manager.null_block = seed % 5 == 0;
@@ -79,6 +81,11 @@ class RandomRun {
   SequenceId any() {
     return open_[static_cast<std::size_t>(between(0, static_cast<int>(open_.size()) - 1))];
   }
+  SequenceId longest() const {
+    return *std::max_element(open_.begin(), open_.end(), [&](SequenceId a, SequenceId b) {
+      return must(rig_.manager.info(a)).length < must(rig_.manager.info(b)).length;
+    });
+  }
   void leave(SequenceId sequence) { std::erase(open_, sequence); }
 
   // What may happen between two appends, or two steps; many of these calls are refused.
@@ -97,19 +104,41 @@ class RandomRun {
     } else if (what <= 70) {
       const SequenceId s = any();
       if (rig_.manager.preempt(s).ok()) leave(s);
-    } else if (what <= 85) {
+    } else if (what <= 80) {
       const SequenceId s = any();
       const std::int32_t length = must(rig_.manager.info(s)).length;
       static_cast<void>(rig_.manager.truncate(s, between(0, length)));
-    } else if (what <= 90) {
+    } else if (what <= 83) {
       static_cast<void>(rig_.manager.clear(any()));
-    } else if (what <= 95 && !has_pages()) {  // a trim inside of a block has no FlashInfer arrays
-      static_cast<void>(rig_.manager.trim(any(), {.num_sinks = between(0, 3), .window = 4}));
+    } else if (what <= 95) {
+      trim(chance(30) ? any() : longest());
     } else {
       static_cast<void>(rig_.manager.evict(GroupId(between(0, 1)), between(1, 8)));
     }
   }
   [[nodiscard]] bool has_pages() const { return rig_.plan->group(GroupId(0)).kv_indptr != nullptr; }
+
+  void trim(SequenceId s) {
+    if (!has_pages()) {  // a trim inside of a block has no FlashInfer arrays
+      static_cast<void>(rig_.manager.trim(s, {.num_sinks = between(0, 3), .window = 4}));
+      return;
+    }
+    const std::int32_t length = must(rig_.manager.info(s)).length;
+    const int first_kept = 4 * std::max(0, length / 4 - between(0, 2));
+    const int gap = 4 * between(1, chance(70) ? 2 : 8);
+    static_cast<void>(rig_.manager.trim(
+        s, {.num_sinks = std::max(0, first_kept - gap), .window = length - first_kept}));
+  }
+  // The pages in front of some gap are not the first columns of a table.
+  [[nodiscard]] bool has_a_late_front(const StepPlan& step) const {
+    return std::any_of(step.sequences.begin(), step.sequences.end(), [&](SequenceId s) {
+      const auto table = must(rig_.manager.block_table(s, GroupId(1)));
+      const auto is_dropped = [](std::int32_t block) { return block < 0; };
+      const auto run = std::find_if(table.rbegin(), table.rend(), is_dropped).base();
+      const auto front = (run - table.begin()) - std::count_if(table.begin(), run, is_dropped);
+      return std::any_of(table.begin(), table.begin() + front, is_dropped);
+    });
+  }
 
   void append_some() {
     int room = 36;
@@ -149,6 +178,7 @@ class RandomRun {
     ASSERT_EQ(sent.message(), "ok");
     compare_launches();
     ++totals_.uploads;
+    totals_.late_fronts += has_pages() && has_a_late_front(*step) ? 1 : 0;
     totals_.whole += rig_.plan->last_upload().whole_rows;
     totals_.changed += rig_.plan->last_upload().changed_entries;
     if (chance(10)) {
@@ -185,6 +215,7 @@ class RandomRun {
   void step() {
     ++totals_.steps;
     for (int i = between(0, 2); i > 0; --i) disturb();
+    if (has_pages() && !open_.empty() && chance(10)) trim(longest());
     while (in_flight_.size() >= 3) complete_one();
     const Ticket ticket = must(rig_.manager.begin_step());
     used_ = 0;
@@ -258,17 +289,20 @@ TEST(DevicePlan, TenThousandRandomStepsAreOnTheDeviceAsTheManagerSaysThem) {
   std::printf(
       "%lld steps: %lld uploads (%lld plans not uploaded), %lld entries changed, %lld rows whole, "
       "%lld refused for want of tables, %lld waited, %lld dropped, %lld failed, %lld planned "
-      "twice, %lld replayed, %lld verified\n",
+      "twice, %lld replayed, %lld verified, %lld with pages of a trim's sinks that a window has "
+      "gone into\n",
       static_cast<long long>(totals.steps), static_cast<long long>(totals.uploads),
       static_cast<long long>(totals.left_out), static_cast<long long>(totals.changed),
       static_cast<long long>(totals.whole), static_cast<long long>(totals.refused),
       static_cast<long long>(totals.waited), static_cast<long long>(totals.dropped),
       static_cast<long long>(totals.failed), static_cast<long long>(totals.planned_twice),
-      static_cast<long long>(totals.replayed), static_cast<long long>(totals.verified));
+      static_cast<long long>(totals.replayed), static_cast<long long>(totals.verified),
+      static_cast<long long>(totals.late_fronts));
   if (steps < 10000) return;
-  for (const std::int64_t seen : {totals.uploads, totals.left_out, totals.changed, totals.whole,
-                                  totals.refused, totals.waited, totals.dropped, totals.failed,
-                                  totals.planned_twice, totals.replayed, totals.verified}) {
+  for (const std::int64_t seen :
+       {totals.uploads, totals.left_out, totals.changed, totals.whole, totals.refused,
+        totals.waited, totals.dropped, totals.failed, totals.planned_twice, totals.replayed,
+        totals.verified, totals.late_fronts}) {
     EXPECT_GT(seen, 100);
   }
 }

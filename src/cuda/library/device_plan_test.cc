@@ -35,6 +35,39 @@ TEST(DevicePlan, AStepIsOnTheDeviceAsTheManagerSaysIt) {
   EXPECT_EQ(rig.finish(), "");
 }
 
+// A trim's sinks lie in a window, which goes on into them: dropped, live, dropped, live; with sinks
+// of the window, too: live, dropped, live, dropped, live. The table has what others own by now.
+TEST(DevicePlan, PagesOfTrimmedSinksThatAWindowGoesIntoAreThoseOfThePlan) {
+  for (const std::int32_t sinks : {0, 2}) {
+    RigOptions options;
+    options.groups = {full_group(4, 128), window_group(2, 60, 24, sinks)};
+    options.columns = 64;
+    options.max_tokens = 128;
+    options.plan.flashinfer = true;
+    PlanRig rig(options);
+    const SequenceId s = rig.open();
+    must(rig.manager.complete(rig.launch(s, 40)));
+    must(rig.manager.trim(s, {.num_sinks = 24, .window = 8}));
+    must(rig.manager.evict(GroupId(1), 60));
+    const SequenceId other = rig.open();
+    must(rig.manager.complete(rig.launch(other, 30)));
+    for (int i = 0; i < 24; ++i) {  // until the window has left the sinks of the trim
+      const auto table = must(rig.manager.block_table(s, GroupId(1)));
+      if (i == 0) {
+        EXPECT_EQ(table[0] < 0, sinks == 0);
+        EXPECT_TRUE(table[7] < 0 && table[8] >= 0 && table[12] < 0 && table[16] >= 0);
+      }
+      const Ticket ticket = must(rig.manager.begin_step());
+      rig.append(s, 7 + i, 1);
+      const StepPlan& step = rig.planned(PlanRig::kWithTables);
+      must(rig.upload(step));
+      EXPECT_EQ(rig.plan->verify(step, rig.stream.handle()).message(), "ok");
+      must(rig.manager.finish(ticket));
+    }
+    EXPECT_EQ(rig.finish(), "") << sinks;
+  }
+}
+
 // ---- the life of resident tables ----
 
 TEST(DevicePlan, WhatADroppedStepUploadedIsWrittenOver) {
@@ -448,6 +481,32 @@ TEST(DevicePlan, VerifySaysWhatDiffersFirst) {
   EXPECT_EQ(spoil(rig.plan->arrays().kv_lens), "kv_lens, word 0: the device has 4711, the plan 9");
   EXPECT_EQ(spoil(group.kv_last_page_len + 1),
             "group 0, kv_last_page_len, word 1: the device has 4711, the plan 1");
+  // Arrays that are not those of this plan, under its number.
+  const std::vector<std::int32_t> zeros(1 << 16, 0);
+  const auto bent = [&](const auto& change) {
+    StepPlan plan = step;
+    std::vector<GroupPlan> groups{step.groups[0]};
+    change(plan, groups[0]);
+    if (plan.groups.size() == 1) plan.groups = groups;
+    const Status status = rig.plan->verify(plan, stream);
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_EQ(bent([](StepPlan& p, GroupPlan&) { p.groups = {}; }),
+            "the plan has 0 groups, the tables 1");
+  EXPECT_THAT(bent([&](StepPlan& p, GroupPlan&) { p.rows = p.kv_lens = zeros; }),
+              HasSubstr("65536 sequences, room is for 4"));
+  EXPECT_THAT(bent([&](StepPlan&, GroupPlan& g) { g.slot_mapping = zeros; }),
+              HasSubstr("65536 slots"));
+  EXPECT_EQ(bent([&](StepPlan&, GroupPlan& g) { g.kv_indices = zeros; }),
+            "the plan has 65536 kv_indices, needed: 3");
+  EXPECT_EQ(bent([&](StepPlan&, GroupPlan& g) { g.kv_indices = g.kv_indices.first(2); }),
+            "the plan has 2 kv_indices, needed: 3");
+  EXPECT_EQ(bent([&](StepPlan&, GroupPlan& g) {
+              g.block_table = g.block_table.first(2);
+              g.block_table_stride = 2;
+            }),
+            "group 0, sequence 0: 9 tokens in a block table of 2 columns");
   EXPECT_THAT(rig.plan->verify(rig.planned(), stream).message(), HasSubstr("is not the one"));
   must(rig.upload(rig.planned()));
   EXPECT_EQ(rig.plan->verify(rig.planned(), stream).code(), ErrorCode::kFailedPrecondition);
@@ -525,6 +584,53 @@ TEST(DevicePlan, WhatDoesNotFitIsRefusedWithBothNumbers) {
   must(rig.manager.drop(ticket));
 }
 
+// Rows that have to be whole count against the limit, and a refusal brings none of them up: smaller
+// steps do, down to one sequence.
+TEST(DevicePlan, AStepOfOneSequenceAlwaysFitsTheLimitOfEntries) {
+  for (const bool flashinfer : {false, true}) {
+    RigOptions options;
+    options.groups = {full_group(4, 64), window_group(2, 80, 40, 24)};
+    options.columns = 26;
+    options.plan.flashinfer = flashinfer;
+    options.plan.max_changed_entries = flashinfer ? 65 : 52;
+    PlanRig rig(options);
+    const SequenceId a = rig.open();
+    const SequenceId b = rig.open();
+    for (const SequenceId s : {a, b}) {
+      must(rig.manager.complete(rig.launch(s, 49, false)));
+      // Sinks in front of a gap, in both groups.
+      must(rig.manager.trim(s, {.num_sinks = 40, .window = 5}));
+    }
+    for (int i = 0; i < 3; ++i) {
+      const Ticket ticket = must(rig.manager.begin_step());
+      rig.append(a, 1, 1);
+      rig.append(b, 2, 1);
+      const Status refused = rig.upload(rig.planned(PlanRig::kWithTables));
+      EXPECT_EQ(refused.code(), i == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kOk);
+      if (!refused.ok()) {
+        EXPECT_THAT(refused.message(), HasSubstr("(max_changed_entries)"));
+        must(rig.manager.undo(b));
+        must(rig.upload(rig.planned(PlanRig::kWithTables)));
+        must(rig.manager.finish(ticket));
+        const Ticket next = must(rig.manager.begin_step());
+        rig.append(b, 2, 1);
+        must(rig.upload(rig.planned(PlanRig::kWithTables)));
+        must(rig.manager.finish(next));
+        continue;
+      }
+      EXPECT_EQ(rig.plan->last_upload().whole_rows, 0);
+      must(rig.manager.finish(ticket));
+    }
+    EXPECT_EQ(rig.finish(), "");
+    DevicePlanOptions less = rig.plan_options();
+    --less.max_changed_entries;
+    const auto made = DevicePlan::create(rig.kernels, less);
+    ASSERT_FALSE(made.has_value());
+    EXPECT_THAT(made.error().message(),
+                HasSubstr(flashinfer ? "is 64, allowed: 65 to" : "is 51, allowed: 52 to"));
+  }
+}
+
 TEST(DevicePlan, OptionsAndStreamsOfOthersAreRefused) {
   PlanRig rig;
   EXPECT_EQ(DevicePlan::create(nullptr, rig.plan_options()).error().message(), "kernels is null");
@@ -589,6 +695,55 @@ TEST(DevicePlan, EachCallOfTheDriverFailsOnceAndNothingStaleIsServed) {
     EXPECT_EQ(rig.finish(), "") << at;
   }
   EXPECT_GE(failures, 6);
+}
+
+TEST(DevicePlan, WhatAFailedApplyDidNotSetIsSentWhole) {
+  PlanRig rig;
+  const SequenceId s = rig.open();
+  must(rig.manager.complete(rig.launch(s, 6)));
+  const auto other = open_device(1);
+  const Stream elsewhere = *Stream::create(other);
+  for (const bool refused : {false, true}) {
+    const Ticket ticket = must(rig.manager.begin_step());
+    rig.append(s, 7, 4);
+    must(rig.plan->send(rig.planned(), rig.stream.handle()));
+    if (!refused) rig.fake.always["cuLaunchKernel"] = 701;
+    EXPECT_EQ(rig.plan->apply(refused ? elsewhere.handle() : rig.stream.handle()).code(),
+              refused ? ErrorCode::kInvalidArgument : ErrorCode::kUnavailable);
+    rig.fake.always.clear();
+    must(rig.manager.commit(ticket));
+    must(rig.manager.complete(rig.launch(s, 1)));
+    EXPECT_EQ(rig.plan->last_upload().whole_rows, 1);
+  }
+  EXPECT_EQ(rig.finish(), "");
+}
+
+// A driver may answer a copy with an error that it has begun.
+bool g_late_error = false;
+TEST(DevicePlan, APieceWhoseCopyFailedIsNotWrittenBeforeWait) {
+  DriverCalls calls = FakeDriver::calls();
+  calls.copy_in = [](DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
+    const DriverResult error = FakeCalls::copy_in(to, from, bytes, stream);
+    return g_late_error ? 701 : error;
+  };
+  PlanRig rig({}, calls);
+  const SequenceId s = rig.open();
+  must(rig.manager.complete(rig.launch(s, 6)));
+  EXPECT_EQ(rig.finish(), "");
+  must(rig.plan->wait());
+  const Ticket ticket = must(rig.manager.begin_step());
+  rig.append(s, 7, 4);
+  const StepPlan& step = rig.planned(PlanRig::kWithTables);
+  rig.fake.moves_percent = 0;
+  g_late_error = true;
+  EXPECT_EQ(rig.upload(step).code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(rig.upload(step).code(), ErrorCode::kUnavailable);
+  g_late_error = false;
+  EXPECT_EQ(rig.upload(step).code(), ErrorCode::kResourceExhausted);
+  must(rig.plan->wait());
+  must(rig.upload(step));
+  must(rig.manager.finish(ticket));
+  EXPECT_EQ(rig.finish(), "");
 }
 
 TEST(DevicePlan, MemoryComesBackWhereCreationFails) {

@@ -60,7 +60,9 @@ struct DevicePlan::Impl {
   // Ok: the piece `next` is free.
   Status find_free_piece();
   Status send(const StepPlan& plan, void* stream);
+  // Where it fails, what is on the device is not known.
   Status apply(void* stream);
+  Status launch(void* stream);
   Status copy(PinnedPiece& piece, std::int64_t bytes, void* stream);
   [[nodiscard]] std::string difference(const StepPlan& plan, const std::byte* all) const;
   [[nodiscard]] std::string difference(const StepPlan& plan, const std::byte* all,
@@ -143,6 +145,7 @@ void DevicePlan::Impl::point() {
                       .indices = memory.at<std::int32_t>(here.indices),
                       .indptr = in(from.indptr),
                       .first_live = in(from.first_live),
+                      .front_at = in(from.front_at),
                       .stride = image.group(i).table_stride,
                       .block_size = image.group(i).block_size};
   }
@@ -180,15 +183,16 @@ Status DevicePlan::Impl::find_free_piece() {
 }
 
 Status DevicePlan::Impl::copy(PinnedPiece& piece, std::int64_t bytes, void* stream) {
+  piece.lost = true;  // a copy that the driver answers with an error may have begun
   KVFOLIO_RETURN_IF_ERROR(
       kernels->device().run([&] { return concat("to copy a plan of ", bytes, " bytes"); },
                             [&](const DriverCalls& calls) {
                               return calls.copy_in(memory.address(), piece.memory.data(),
                                                    static_cast<std::size_t>(bytes), stream);
                             }));
-  Status recorded = piece.copied.record(stream);
-  piece.lost = !recorded.ok();
-  return recorded;
+  KVFOLIO_RETURN_IF_ERROR(piece.copied.record(stream));
+  piece.lost = false;
+  return {};
 }
 
 Status DevicePlan::Impl::send(const StepPlan& plan, void* stream) {
@@ -210,6 +214,12 @@ Status DevicePlan::Impl::send(const StepPlan& plan, void* stream) {
 }
 
 Status DevicePlan::Impl::apply(void* stream) {
+  Status applied = launch(stream);
+  if (!applied.ok()) rows.forget();
+  return applied;
+}
+
+Status DevicePlan::Impl::launch(void* stream) {
   const DevicePlanOptions& options = image.options();
   DriverQueue queue(kernels->impl().moves, stream);
   const std::int64_t most = (image.max_entries() + kEntriesOfBlock - 1) / kEntriesOfBlock;
@@ -313,16 +323,16 @@ bool DevicePlan::needs_block_tables(const StepPlan& plan) const noexcept {
 
 Status DevicePlan::upload(const StepPlan& plan, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(impl_->send(plan, stream));
-  Status applied = impl_->apply(stream);
-  if (!applied.ok()) impl_->rows.forget();
-  return applied;
+  return impl_->apply(stream);
 }
 
 Status DevicePlan::send(const StepPlan& plan, void* stream) { return impl_->send(plan, stream); }
 
 Status DevicePlan::apply(void* stream) {
-  KVFOLIO_RETURN_IF_ERROR(PointerCheck(*impl_->kernels, stream).status());
-  return impl_->apply(stream);
+  Status checked = PointerCheck(*impl_->kernels, stream).status();
+  if (checked.ok()) return impl_->apply(stream);
+  impl_->rows.forget();  // the plan that was sent may never be applied
+  return checked;
 }
 
 Status DevicePlan::wait() {
@@ -343,13 +353,13 @@ Status DevicePlan::verify(const StepPlan& plan, void* stream) {
             concat("verify: plan ", plan.number, " is not the one that was uploaded last, ",
                    m.rows.newest(), " is")};
   }
-  for (const GroupPlan& group : plan.groups) {
-    if (group.block_table.size() ==
-            plan.rows.size() * static_cast<std::size_t>(group.block_table_stride) &&
-        (group.block_table_stride > 0 || plan.rows.empty())) {
-      continue;
+  // The number alone does not say that the arrays are those that were uploaded.
+  KVFOLIO_RETURN_IF_ERROR(m.image.check_arrays(plan));
+  for (std::int32_t g = 0; g < m.image.num_groups(); ++g) {
+    if (!PlanImage::has_table(plan, g)) {
+      return {ErrorCode::kFailedPrecondition, "verify: the plan has no block tables"};
     }
-    return {ErrorCode::kFailedPrecondition, "verify: the plan has no block tables"};
+    KVFOLIO_RETURN_IF_ERROR(m.image.check_table(plan, g));
   }
   std::vector<std::byte> all(static_cast<std::size_t>(m.device_bytes));
   KVFOLIO_RETURN_IF_ERROR(

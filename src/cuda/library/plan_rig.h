@@ -61,10 +61,10 @@ struct RigOptions {
 
 class PlanRig {
  public:
-  explicit PlanRig(const RigOptions& options = {})
+  explicit PlanRig(const RigOptions& options = {}, const DriverCalls& calls = FakeDriver::calls())
       : fake(with_kernels(fake_, *this)),
         manager(must(KVCacheManager::create(CacheSpec{options.groups}, options.manager))),
-        device(open_device()),
+        device(must(Device::open(calls, 0))),
         kernels(*load_kernels(device, {}, kPlanImages)),
         stream(*Stream::create(device)),
         options_(options) {

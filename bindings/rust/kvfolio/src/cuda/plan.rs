@@ -33,7 +33,10 @@ pub struct DevicePlanOptions {
     pub flashinfer: bool,
     /// No block tables in the order of the plan.
     pub no_batch_tables: bool,
-    /// Entries that one upload may set, all groups together; 0: none is refused.
+    /// Entries that one upload may set, all groups together, rows that are sent whole included; 0:
+    /// none is refused. At least the columns of a row of each group, a quarter more with
+    /// `flashinfer`: where a plan is refused, undo sequences of the step and send them in the next
+    /// ones.
     pub max_changed_entries: i64,
 }
 
