@@ -25,7 +25,8 @@
 // Ends. A stream, an event, pinned memory, memory, kernels, a plan: each keeps the device that it
 // was made with, and memory and plans keep their kernels, so handles may be destroyed in any order,
 // but for two. Memory goes after the storages, stores and pieces that were made with it. A stream,
-// an event, rows, a plan's image or pinned memory stay until the work that uses them has passed.
+// an event, kernels, a plan, rows, a plan's image or pinned memory stay until the work that uses
+// them has passed, launches of a captured graph included.
 //
 // Thread safety: devices, kernels and memory may be used by several threads at once; calls on one
 // memory wait for each other. A stream, an event and a plan belong to one thread at a time.

@@ -372,6 +372,19 @@ def test_without_keep_the_caller_keeps_them():
     assert slots.deleted == 1 and [each for each, _ in twin.take_log()] == ["launch"], "no event: graphs are captured so"
 
 
+def test_without_keep_a_capture_is_not_spoiled_by_what_earlier_calls_keep():
+    storage, stream = cuda.Storage([spec()]), twin.stream(0)
+    k, slots = Fake(twin, np.zeros((1, 2, 16), np.float32)), ints(0)
+    cuda.gather(storage.view(), slots, 1, k=k, stream=stream)
+    assert cuda.Device(0).num_kept > 0
+    twin.capture(stream)
+    try:
+        cuda.gather(storage.view(), slots, 1, k=k, stream=stream, keep=False)
+    finally:
+        captured = twin.end_capture(stream)
+    assert captured
+
+
 def test_a_device_has_no_staging_for_copies_that_python_cannot_submit():
     twin.take_log()
     gc.collect()
@@ -418,6 +431,36 @@ def test_a_storage_waits_for_its_streams_before_it_ends():
     assert [call for call, _ in twin.take_log()].count("synchronize event") == 20, "once for each stream"
 
 
+def on_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_the_stream_of_a_thread_is_not_that_of_another():
+    lent = Fake(twin, np.zeros((2, 6, 2, 4, 16), np.float32))
+    storage = cuda.Storage.borrow([spec(head_dim_v=0)], [(lent,)])
+    views = storage.view(0, 0), storage.view(0, 1)
+    on_a_thread(lambda: cuda.fill(views[0], 1, stream=2))
+    twin.take_log()
+    consume(views[0].k, stream=2).release()
+    assert twin.take_log() == [("wait", 2)], "for the stream of the other thread"
+    cuda.fill(views[1], 2, stream=2)
+    assert twin.take_log() == [("launch", 2), ("wait", 2), ("record", 2)], "no event goes before it is waited for"
+    del storage, views
+    gc.collect()
+    assert lent.deleted == 1
+    assert [set(layer.view(np.uint8).flat) for layer in lent.array] == [{1}, {2}], "both had ended"
+
+
+def test_a_stream_with_the_handle_of_one_before_it_comes_behind_that_one():
+    view, stream = cuda.Storage([spec()]).view(), twin.stream(0)
+    cuda.fill(view, 1, stream=stream)
+    twin.take_log()
+    consume(view.k, stream=stream).release()  # for all that is known, destroyed and made anew
+    assert twin.take_log() == [("wait", stream)]
+
+
 # ---- tensors that go ----
 
 def test_an_exported_tensor_waits_for_what_was_enqueued():
@@ -426,7 +469,7 @@ def test_an_exported_tensor_waits_for_what_was_enqueued():
     assert view.k.__dlpack_device__() == (2, 0)
     cuda.fill(view, 9, stream=mine)
     twin.take_log()
-    for options, waits in (({"stream": other}, [("wait", other)]), ({"stream": mine}, []), ({"stream": -1}, []),
+    for options, waits in (({"stream": other}, [("wait", other)]), ({"stream": mine}, [("wait", mine)]), ({"stream": -1}, []),
                            ({"stream": None}, [("wait", 1)]), ({}, [("wait", 1)]), ({"stream": 1}, [("wait", 1)]),
                            ({"stream": 2}, [("wait", 2)])):
         held = consume(view.k, **options)

@@ -68,12 +68,15 @@ struct Locked<Member> {
   }
 };
 
-// The streams that have no handle are streams of their own here.
+// The streams that have no handle are streams of their own here: the legacy one, and one of each
+// thread.
 void* real_stream(const char* call, void* stream) {
   const auto number = reinterpret_cast<std::uintptr_t>(stream);
   twin().log.emplace_back(call, number);
   if (number > 2) return stream;
-  void*& made = twin().special[{FakeCalls::current_device(), number == 2 ? 2 : 1}];
+  static std::uintptr_t threads = 0;  // under turn()
+  thread_local const std::uintptr_t thread = ++threads;
+  void*& made = twin().special[{FakeCalls::current_device(), number == 2 ? 1 + thread : 1}];
   if (made == nullptr) KVFOLIO_CHECK(FakeCalls::stream_create(&made, 1) == 0);
   return made;
 }
@@ -187,14 +190,49 @@ DriverCalls calls_of_twin() {
   return calls;
 }
 
-std::uintptr_t make_stream(int device) {
+// In the context of a device, as the driver wants it.
+template <typename F>
+DriverResult within(int device, F&& call) {
   const std::lock_guard lock(turn());
-  void* stream = nullptr;
   KVFOLIO_CHECK(FakeCalls::context_push(FakeCalls::context_of(device)) == 0);
-  KVFOLIO_CHECK(FakeCalls::stream_create(&stream, 1) == 0);
+  const DriverResult result = call();
   void* popped = nullptr;
   static_cast<void>(FakeCalls::context_pop(&popped));
+  return result;
+}
+std::uintptr_t make_stream(int device) {
+  void* stream = nullptr;
+  KVFOLIO_CHECK(within(device, [&] { return FakeCalls::stream_create(&stream, 1); }) == 0);
   return reinterpret_cast<std::uintptr_t>(stream);
+}
+void* handle_of(std::uintptr_t stream) {
+  return reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr)
+}
+void capture(std::uintptr_t stream) {
+  const auto begin = [&] { return FakeCalls::stream_begin_capture(handle_of(stream), 1); };
+  KVFOLIO_CHECK(within(0, begin) == 0);
+}
+bool end_capture(std::uintptr_t stream) {
+  void* graph = nullptr;
+  return within(0, [&] { return FakeCalls::stream_end_capture(handle_of(stream), &graph); }) == 0;
+}
+// As torch's Stream.wait_stream().
+void wait_stream(std::uintptr_t stream, std::uintptr_t other) {
+  KVFOLIO_CHECK(within(0, [&] {
+                  void* event = nullptr;
+                  KVFOLIO_CHECK(FakeCalls::event_create(&event, 0) == 0);
+                  KVFOLIO_CHECK(FakeCalls::event_record(event, handle_of(other)) == 0);
+                  KVFOLIO_CHECK(FakeCalls::stream_wait_event(handle_of(stream), event, 0) == 0);
+                  return FakeCalls::event_destroy(event);
+                }) == 0);
+}
+// Work of the stream runs when it is waited for, and not before.
+void stand(std::uintptr_t stream) {
+  const std::lock_guard lock(turn());
+  twin().fake.standing.insert(handle_of(stream));
+}
+void finish_stream(std::uintptr_t stream) {
+  KVFOLIO_CHECK(within(0, [&] { return FakeCalls::stream_synchronize(handle_of(stream)); }) == 0);
 }
 
 }  // namespace
@@ -241,6 +279,11 @@ void add_twin(nb::module_& m) {
     if (--memory->second.times == 0) twin().adopted.erase(memory);
   });
   t.def("stream", &cuda::make_stream);
+  t.def("capture", &cuda::capture, "Until end_capture(), which says whether a graph came of it.");
+  t.def("end_capture", &cuda::end_capture);
+  t.def("wait_stream", &cuda::wait_stream);
+  t.def("stand", &cuda::stand);
+  t.def("finish_stream", &cuda::finish_stream);
   t.def("hold", [](bool held) {
     const std::lock_guard lock(turn());
     twin().held = held;

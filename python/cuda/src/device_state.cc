@@ -63,8 +63,15 @@ Result<SharedEvent> DeviceState::new_event() {
 }
 
 Status DeviceState::keep(const std::vector<LastWork*>& lasts, Owners& owners, void* stream) {
+  // The event takes the place of an older one with the same handle, which may be of another stream:
+  // it comes behind that one.
+  Status status;
+  for (const LastWork* last : lasts) {
+    const auto older = last->find(stream);
+    if (older != last->end() && status.ok()) status = older->second->hold_back(stream);
+  }
   Result<SharedEvent> event = new_event();
-  Status status = event ? (*event)->record(stream) : event.error();
+  if (status.ok()) status = event ? (*event)->record(stream) : event.error();
   if (!status.ok()) {
     // Without an event there is no other point to wait for, before the tensors go.
     static_cast<void>(device_->synchronize());
@@ -108,8 +115,9 @@ Status DeviceState::order(const LastWork& last, void* stream) {
 }
 
 Status DeviceState::hold_back(const LastWork& last, void* stream) {
+  // For the same handle, too, where a wait is free: it may be another stream (that of another
+  // thread; a new one after the end of the old).
   for (const auto& [other, event] : last) {
-    if (other == stream) continue;
     Status status = event->hold_back(stream);
     if (!status.ok()) return status;
   }

@@ -61,7 +61,7 @@ class DeviceState {
     {
       const ReleasedGil release;
       const std::lock_guard lock(mutex_);
-      let_go(over);
+      if (!lasts.empty()) let_go(over);  // no event may be asked while a stream is captured
       status = call();
       const bool refused =
           status.code() == ErrorCode::kInvalidArgument || status.code() == ErrorCode::kUnsupported;

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from typing import Any, Sequence
 
 import numpy as np
@@ -26,8 +27,8 @@ _CACHES = (*_ROWS, torch.int8)
 _MOST_DIM = 1024
 #: Of attention.
 _MOST_DIM_ATTENDED, _MOST_BLOCK_ATTENDED = 576, 256
-#: Lists of slots and tables that are on the device already: the layers of a forward share them.
-_UPLOADED = 32
+#: Of the lists that stay on a device.
+_MOST_LISTS, _MOST_LIST_BYTES = 256, 4 << 20
 
 
 def engine_of(device: torch.device) -> str | None:
@@ -36,18 +37,48 @@ def engine_of(device: torch.device) -> str | None:
     return _engine(_ordinal(device)) if device.type == "cuda" else None
 
 
-def cuda_store(shape: Shape, device: torch.device, rows: torch.dtype) -> Store | None:
+class Uploads:
+    """Lists of slots and tables that are on a device already: the layers of a forward have the same ones, and a copy
+    waits for its stream. Of a pool, whose threads share it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._found: dict[bytes, torch.Tensor] = {}  # in the order they came
+        self._bytes = 0
+
+    def of(self, numbers: np.ndarray) -> torch.Tensor:
+        """By their content: who wrote to the array gets another one."""
+        content = numbers.tobytes()
+        with self._lock:
+            found = self._found.get(content)
+        if found is not None:
+            return found
+        sent = send(np.ascontiguousarray(numbers, np.int32), self.device)
+        with self._lock:
+            found = self._found.setdefault(content, sent)  # of another thread, perhaps
+            if found is sent:
+                self._bytes += len(content)
+            while len(self._found) > _MOST_LISTS or (self._bytes > _MOST_LIST_BYTES and len(self._found) > 1):
+                oldest = next(iter(self._found))
+                del self._found[oldest]
+                self._bytes -= len(oldest)
+        return found
+
+
+def cuda_store(shape: Shape, device: torch.device, rows: torch.dtype, uploads: Uploads | None = None) -> Store | None:
     """None: the kernels do not serve this."""
     fits = shape.dtype in _CACHES and rows in _ROWS
     fits = fits and all(dim % 8 == 0 and 0 < dim <= _MOST_DIM for dim in (shape.dim_k, shape.dim_v))
-    return CudaStore(shape, device) if fits and engine_of(device) is not None else None
+    return CudaStore(shape, device, uploads) if fits and engine_of(device) is not None else None
 
 
 class CudaStore(Store):
     """Blocks in the memory of a device, moved by the library's kernels."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: Shape, device: torch.device, uploads: Uploads | None = None) -> None:
         super().__init__(shape, device)
+        self._uploads = Uploads(device) if uploads is None else uploads
         self._cuda = _package()
         self.engine = _engine(_ordinal(device)) or ""
         spec = kvfolio.GroupSpec(
@@ -61,27 +92,34 @@ class CudaStore(Store):
         )
         self.storage = self._cuda.Storage([spec], device=_ordinal(device))
         self.view = self.storage.view(0, 0)
-        self._uploaded: dict[bytes, torch.Tensor] = {}
         self._attends = True
+
+    def _stream(self) -> Any:
+        return stream_of(self.device)
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
         k, v = (_unit_rows(rows_of(part)) for part in (keys, values))
-        self._cuda.append(self.view, lend(k), lend(v), lend(self._upload(slots)), stream=stream_of(self.device))
+        at = self._uploads.of(slots)
+        with self._turn() as stream:
+            self._cuda.append(self.view, lend(k), lend(v), lend(at), stream=stream)
 
     def copy_blocks(self, src: Slots, dst: Slots) -> None:
-        self._cuda.copy_blocks(self.view, src, dst, stream=stream_of(self.device))
+        with self._turn() as stream:
+            self._cuda.copy_blocks(self.view, src, dst, stream=stream)
 
     def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self._cuda.gather(
-            self.view,
-            lend(self._upload(span.table)),
-            span.end,
-            first=span.first,
-            count=span.end - span.first,
-            k=lend(keys.transpose(0, 1)),
-            v=lend(values.transpose(0, 1)),
-            stream=stream_of(self.device),
-        )
+        table = self._uploads.of(span.table)
+        with self._turn() as stream:
+            self._cuda.gather(
+                self.view,
+                lend(table),
+                span.end,
+                first=span.first,
+                count=span.end - span.first,
+                k=lend(keys.transpose(0, 1)),
+                v=lend(values.transpose(0, 1)),
+                stream=stream,
+            )
 
     def gather(self, spans: Sequence[Span], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         if dtype in _ROWS:
@@ -98,37 +136,33 @@ class CudaStore(Store):
     def attend(self, q: torch.Tensor, out: torch.Tensor, table: np.ndarray, start: np.ndarray, lengths: np.ndarray,
                trims: dict[str, np.ndarray], scale: float, window: int, sinks: torch.Tensor | None) -> None:
         """Over the blocks where they lie. Unsupported: this card has no such kernels, and attends() says so then."""
-        on_device = self._upload(table).view(table.shape)
+        on_device = self._uploads.of(table).view(table.shape)
         logits = None if sinks is None else sinks.detach().to(self.device, torch.float32).contiguous()
+        queries = _unit_rows(q)
         try:
-            self._cuda.attend(
-                lend(_unit_rows(q)),
-                self.view,
-                self._cuda.Batch(start, lengths, lend(on_device), **trims),
-                out=lend(out),
-                scale=scale,
-                window=window,
-                sink_logits=None if logits is None else lend(logits),
-                stream=stream_of(self.device),
-            )
+            with self._turn() as stream:
+                self._cuda.attend(
+                    lend(queries),
+                    self.view,
+                    self._cuda.Batch(start, lengths, lend(on_device), **trims),
+                    out=lend(out),
+                    scale=scale,
+                    window=window,
+                    sink_logits=None if logits is None else lend(logits),
+                    stream=stream,
+                )
         except kvfolio.Unsupported:
             self._attends = False
             raise
 
-    def _upload(self, numbers: np.ndarray) -> torch.Tensor:
-        """By their content: who wrote to the array gets another one."""
-        content = numbers.tobytes()
-        found = self._uploaded.get(content)
-        if found is None:
-            found = torch.from_numpy(np.ascontiguousarray(numbers, np.int32)).to(self.device)
-            while len(self._uploaded) >= _UPLOADED:
-                del self._uploaded[next(iter(self._uploaded))]
-            self._uploaded[content] = found
-        return found
-
 
 def lend(tensor: torch.Tensor) -> Any:
     return tensor.detach()
+
+
+def send(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
+    """It is there when this returns, whichever stream reads it."""
+    return torch.from_numpy(numbers).to(device)
 
 
 def stream_of(device: torch.device) -> Any:

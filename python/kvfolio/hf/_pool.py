@@ -155,6 +155,7 @@ class Pool:
         self._dtype = dtype
         self._force_torch = data_plane == "torch"
         self._stores: dict[int, tuple[int, Store]] = {}  # by layer: its group, and where it lies
+        self._uploads: dict[torch.device, _cuda.Uploads] = {}
         self._group_of = {group.window: index for index, group in enumerate(self.groups)}
         if len(self._group_of) < len(self.groups):
             raise ValueError(
@@ -530,7 +531,8 @@ class Pool:
             return self._kept_store(layer, self.group_of_layer(kind.window), shape, keys.device)
         if self._force_torch:
             return TorchStore(shape, keys.device)
-        store = _cuda.cuda_store(shape, keys.device, keys.dtype)
+        uploads = self._uploads.setdefault(keys.device, _cuda.Uploads(keys.device))
+        store = _cuda.cuda_store(shape, keys.device, keys.dtype, uploads)
         if store is not None or keys.device.type != "cpu":
             return store or TorchStore(shape, keys.device)
         return KernelStore.of_its_own(shape, granule=paged and _fits_granule(shape))

@@ -13,8 +13,10 @@ one row: dense positions [first, end) of which the first `pads` do not exist.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from typing import Any, Sequence
+import threading
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -71,6 +73,24 @@ class Store(abc.ABC):
         self.shape = shape
         self.sizes = shape.num_heads, shape.dim_k, shape.dim_v
         self.device = device
+        self._turns = threading.RLock()
+        self._last: Any = None  # the stream of the turn before
+
+    def _stream(self) -> Any:
+        """The one that this thread's work on the blocks goes to. None: there are none."""
+        return None
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[Any]:
+        """Around what starts work on the blocks; gives the stream. It comes behind all work before it, on
+        whichever stream: a cache of another thread may have written the blocks that this one found, or still
+        read what lay in those that it was given."""
+        stream = self._stream()
+        with self._turns:
+            if self._last is not None and stream != self._last:
+                stream.wait_stream(self._last)
+            self._last = stream
+            yield stream
 
     def attends(self, query: torch.Tensor) -> bool:
         """Whether attn_implementation="kvfolio" reads the blocks where they lie, and not what gather() gives."""
@@ -208,6 +228,10 @@ class TorchStore(Store):
             if shape.dtype == torch.int8
             else []
         )
+        self._last = self._stream()  # of the zeros
+
+    def _stream(self) -> Any:
+        return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
         flat = torch.from_numpy(slots.astype(np.int64)).to(self.device)
@@ -215,30 +239,33 @@ class TorchStore(Store):
         rows = [rows_of(keys), rows_of(values)]
         if not bool((slots >= 0).all()):
             flat, rows = flat[stored], [part[stored] for part in rows]
-        for index, part in enumerate(rows):
-            if self._scales:
-                part, scale = _quantize(part)
-                self._scales[index].index_copy_(0, flat, scale)
-            self._parts[index].index_copy_(0, flat, part.to(self.shape.dtype))
+        with self._turn():
+            for index, part in enumerate(rows):
+                if self._scales:
+                    part, scale = _quantize(part)
+                    self._scales[index].index_copy_(0, flat, scale)
+                self._parts[index].index_copy_(0, flat, part.to(self.shape.dtype))
 
     def copy_blocks(self, src: Slots, dst: Slots) -> None:
         if len(src) == 0:
             return
         sources, targets = (torch.from_numpy(ids.astype(np.int64)).to(self.device) for ids in (src, dst))
-        for part in (*self._parts, *self._scales):
-            blocks = part.view(self.shape.num_blocks, self.shape.block_size, *part.shape[1:])
-            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+        with self._turn():
+            for part in (*self._parts, *self._scales):
+                blocks = part.view(self.shape.num_blocks, self.shape.block_size, *part.shape[1:])
+                blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
     def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
         size = self.shape.block_size
         positions = np.arange(span.first, span.end)
         slots = span.table[positions // size].astype(np.int64) * size + positions % size
         flat = torch.from_numpy(slots).to(self.device)
-        for index, target in enumerate((keys, values)):
-            part = self._parts[index].index_select(0, flat)
-            if self._scales:
-                part = part.float() * self._scales[index].index_select(0, flat)[..., None]
-            target.copy_(part.transpose(0, 1))
+        with self._turn():
+            for index, target in enumerate((keys, values)):
+                part = self._parts[index].index_select(0, flat)
+                if self._scales:
+                    part = part.float() * self._scales[index].index_select(0, flat)[..., None]
+                target.copy_(part.transpose(0, 1))
 
 
 def lend(tensor: torch.Tensor) -> Any:

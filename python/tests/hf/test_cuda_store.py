@@ -4,8 +4,10 @@ card. Not on a device."""
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
+import threading
 
 import models
 import numpy as np
@@ -44,6 +46,8 @@ def card(monkeypatch):
     monkeypatch.setattr(_cuda, "stream_of", lambda device: None)
     twin.eager(True)
     yield
+    twin.hold(False)
+    twin.finish()
     twin.eager(False)
     twin.absent(False)
     _cuda._engine.cache_clear()
@@ -72,6 +76,138 @@ def test_it_holds_and_gives_the_bits_of_the_cpu(card, dtype):
     for other in found[1:]:
         for mine, theirs in zip(found[0], other):
             assert torch.equal(mine, theirs)
+
+
+class Stream:
+    """As one of torch."""
+
+    def __init__(self):
+        self.cuda_stream, self.waited = twin.stream(0), []
+
+    def wait_stream(self, other):
+        self.waited.append(other)
+        twin.wait_stream(self.cuda_stream, other.cuda_stream)
+
+
+@pytest.fixture
+def late(card, monkeypatch):
+    """Kernels run when their stream is waited for; of(stream, call) calls on a thread with that stream."""
+    twin.eager(False)
+    twin.hold(True)  # and nothing is let go of
+    now = threading.local()
+    monkeypatch.setattr(_cuda, "stream_of", lambda device: now.stream)
+    monkeypatch.setattr(TorchStore, "_stream", lambda self: getattr(now, "stream", None))
+
+    def of(stream, call):
+        given = []
+
+        def run():
+            now.stream = stream
+            given.append(call())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return given[0]
+
+    return of
+
+
+def test_blocks_that_two_threads_use_are_written_and_read_in_turn(late):
+    store = _cuda.cuda_store(Shape(8, 4, 2, 16, 8, torch.float32), torch.device("cpu"), torch.float32)
+    one, other = Stream(), Stream()
+    for stream in (one, other):
+        twin.stand(stream.cuda_stream)
+    first, second = ([torch.randn(1, 2, 32, dim) for dim in (16, 8)] for _ in range(2))
+    slots, spans = np.arange(32, dtype=np.int32), [Span(np.arange(8, dtype=np.int32), 0, 32, 0)]
+    # Another thread finds what is not yet written;
+    late(one, lambda: store.write(*first, slots))
+    found = late(other, lambda: store.gather(spans, torch.float32))
+    twin.finish_stream(other.cuda_stream)
+    assert all(map(torch.equal, found, first))
+    # and gets blocks that are not yet read.
+    found = late(one, lambda: store.gather(spans, torch.float32))
+    late(other, lambda: store.write(*second, slots))
+    twin.finish_stream(other.cuda_stream)
+    assert all(map(torch.equal, found, first))
+
+
+@pytest.mark.parametrize("kind", [TorchStore, _cuda.CudaStore])
+def test_each_call_of_a_store_comes_behind_the_stream_before_it(late, kind):
+    store = kind(Shape(8, 4, 2, 16, 16, torch.float32), torch.device("cpu"))
+    keys, slots, blocks = torch.ones(1, 2, 4, 16), np.arange(4, dtype=np.int32), np.zeros(1, np.int32)
+    calls = [lambda: store.write(keys, keys, slots), lambda: store.copy_blocks(blocks, blocks + 1),
+             lambda: store.gather([Span(blocks, 0, 4, 0)], torch.float32)]
+    if kind is _cuda.CudaStore:
+        q, lengths = torch.ones(1, 2, 16), np.array([4], np.int32)
+        calls.append(lambda: store.attend(q, torch.empty_like(q), blocks[None], np.array([0, 1], np.int32), lengths,
+                                          {}, 1.0, 0, None))
+    before = Stream()
+    late(before, calls[0])
+    for call in calls:
+        stream = Stream()
+        late(stream, call)
+        late(stream, call)
+        assert stream.waited == [before]
+        before = stream
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "kvfolio"])
+def test_the_layers_of_a_forward_share_the_lists_that_are_sent(card, attention, monkeypatch):
+    sent, send = [], _cuda.send
+    monkeypatch.setattr(_cuda, "send", lambda numbers, device: sent.append(numbers.copy()) or send(numbers, device))
+    hf.register()
+    model = models.make("llama")
+    model.set_attn_implementation(attention)
+    assert model.config.num_hidden_layers > 1
+    with torch.no_grad(), hf.PagedCache(model, pool_for(model)) as cache:
+        model(torch.ones(1, 20, dtype=torch.int64), past_key_values=cache)
+        for tokens in (1, 1):
+            del sent[:]
+            model(torch.ones(1, tokens, dtype=torch.int64), past_key_values=cache)
+            assert 1 <= len(sent) <= 2, "a slot, and the table if it has a new block"
+
+
+def test_two_threads_let_go_of_lists_in_turn(card, monkeypatch):
+    meet, failed = threading.Barrier(2), []
+
+    class Met(dict):
+        """Two threads that look for the oldest at once find the same one."""
+
+        def __iter__(self):
+            oldest = next(super().__iter__())
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(0.3)
+            return iter([oldest])
+
+    monkeypatch.setattr(_cuda, "_MOST_LISTS", 1)
+    uploads = _cuda.Uploads(torch.device("cpu"))
+    uploads._found = Met()
+    uploads.of(np.zeros(1, np.int32))
+
+    def run(number):
+        try:
+            assert uploads.of(np.array([number], np.int32)).tolist() == [number]
+        except Exception as error:  # a thread's own
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(uploads._found) == 1 and uploads._bytes == 4
+
+
+def test_what_is_on_a_device_is_bounded(card, monkeypatch):
+    monkeypatch.setattr(_cuda, "_MOST_LIST_BYTES", 100)
+    uploads = _cuda.Uploads(torch.device("cpu"))
+    for number in range(9):
+        first = uploads.of(np.full(10, number, np.int32))
+        assert uploads.of(np.full(10, number, np.int32)) is first
+    assert len(uploads._found) == 2 and uploads._bytes == 80
+    uploads.of(np.zeros(1000, np.int32))
+    assert len(uploads._found) == 1, "one stays, however long"
 
 
 @pytest.mark.parametrize(("shape", "rows"), [

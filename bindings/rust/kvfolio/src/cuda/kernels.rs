@@ -67,6 +67,8 @@ fn or_null(rows: Option<DeviceRows>) -> (*mut c_void, Option<core::kvfolio_rows>
 /// # Safety
 ///
 /// What each call that is `unsafe` asks for, until the stream has passed it:
+/// - the `Kernels`, and a [`DevicePlan`](super::DevicePlan) that the work reads, live: their end waits
+///   for no kernel, and a graph that was captured of such work needs them at each launch;
 /// - the memory of the views, rows, slots, tables and fault words is there, is that of this device where
 ///   it has to be, and is as large as is said;
 /// - nothing else writes what it reads, or touches what it writes, but for what is on the same stream;
