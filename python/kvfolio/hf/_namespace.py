@@ -131,8 +131,8 @@ class Known:
             if not _is_own(kind, kind.forward):  # type: ignore[arg-type]  # a class has a hash
                 self._foreign = f"{kind.__qualname__}.forward"
         self._attentions = sorted({_attention_of(config) for config, _ in self._configs.values()})
-        for name, function in zip(self._attentions * 2, _functions(self._attentions)):
-            self.facts.append((f"attention {name}", _plain(function)))
+        for place, function in self.attentions():
+            self.facts.append((place, _plain(function)))
         self._moved = _references(self._offloaded())
         spots = np.array(self._spots, np.uint64).reshape(-1)
         self._tensor_watch = _core.TensorWatch(self._tensors, torch.Tensor.data_ptr, spots)
@@ -145,6 +145,11 @@ class Known:
             self.derived[function] = function(argument)
         result: T = self.derived[function]
         return result
+
+    def attentions(self) -> list[tuple[str, Any]]:
+        """What stands behind the names of attentions now, and behind those of their masks."""
+        places = [f"{kind} {name}" for kind in ("attention", "mask of attention") for name in self._attentions]
+        return list(zip(places, _functions(self._attentions)))
 
     # ---- all of it, once ----
 

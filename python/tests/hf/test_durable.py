@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pathlib
 import stat
 import subprocess
@@ -14,6 +15,8 @@ import models
 import pytest
 import torch
 from caches import generate, hits, pool_for, warm
+from transformers import masking_utils, modeling_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import kvfolio
 from kvfolio import hf, tiers
@@ -169,6 +172,66 @@ def test_a_file_of_another_identity_is_refused_by_its_field(tmp_path, change, fi
             hf.Pool.restore(path, model, **options)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def softer(module, query, key, value, mask, scaling=None, factor=0.2, **kwargs):
+    return sdpa_attention_forward(module, query * factor, key, value, mask, scaling=scaling, **kwargs)
+
+
+def softest(module, query, key, value, mask, scaling=None, factor=0.1, **kwargs):
+    return sdpa_attention_forward(module, query * factor, key, value, mask, scaling=scaling, **kwargs)
+
+
+def with_factor(factor):
+    def attend(module, query, key, value, mask, scaling=None, **kwargs):
+        return sdpa_attention_forward(module, query * factor, key, value, mask, scaling=scaling, **kwargs)
+
+    return attend
+
+
+@pytest.fixture
+def own_attention():
+    """A model whose attention is the function that was registered last."""
+    functions, masks = modeling_utils.ALL_ATTENTION_FUNCTIONS, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+
+    def with_attention(function):
+        type(functions).register("mine", function)
+        model = made("llama")
+        model.set_attn_implementation("mine")
+        return model
+
+    type(masks).register("mine", masking_utils.sdpa_mask)
+    yield with_attention
+    for table in (functions, masks):
+        table._global_mapping.pop("mine", None)
+
+
+def test_an_attention_is_named_by_its_function(tmp_path, own_attention):
+    ids = models.prompt(40)
+    pool = durable(model := own_attention(softer))
+    missed = compute(model, pool, ids)
+    pool.save(tmp_path / "prompts")
+    for function in (softest, functools.partial(softer, factor=0.3), with_factor(0.2)):
+        other = own_attention(function)
+        with pytest.raises((kvfolio.InvalidArgument, ValueError), match="engine|has no name that lasts"):
+            hf.Pool.restore(tmp_path / "prompts", other, **BLOCKS)
+    assert hits(own_attention(softest), pool, ids) == 0
+    again = own_attention(softer)
+    back = hf.Pool.restore(tmp_path / "prompts", again, **BLOCKS)
+    assert torch.equal(behind_hit(again, back, ids), missed)
+
+
+def test_the_mask_and_the_defaults_of_an_attention_are_in_its_name(tmp_path, own_attention, monkeypatch):
+    pool = durable(model := own_attention(softer))
+    warm(model, pool, models.prompt(30))
+    pool.save(tmp_path / "prompts")
+    with monkeypatch.context() as patch:
+        patch.setattr(softer, "__defaults__", (None, 0.3))
+        with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+            hf.Pool.restore(tmp_path / "prompts", own_attention(softer), **BLOCKS)
+    type(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS).register("mine", masking_utils.eager_mask)
+    with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+        hf.Pool.restore(tmp_path / "prompts", own_attention(softer), **BLOCKS)
 
 
 def test_weights_that_have_a_revision_are_named_by_it_as_they_were(tmp_path):
