@@ -24,9 +24,9 @@ import transformers
 
 import kvfolio
 
-from ._code import has_version, name_of_function, source_of, version_of
+from ._code import has_version, name_of_function, texts_of, version_of
 from ._layers import LayerKind
-from ._namespace import _NAMED, _NO_EFFECT, Fingerprint, Known, _devices
+from ._namespace import _NAMED, _NO_EFFECT, Fingerprint, Known, _devices, more_of
 
 if TYPE_CHECKING:
     from kvfolio.tiers import ModelIdentity
@@ -92,7 +92,7 @@ def identity_of(model: torch.nn.Module, known: Known, weights: str | None, layer
     config = whole.get_text_config(decoder=True)
     settings = [f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}" for kind in _devices()]
     identity: ModelIdentity = tiers_module().ModelIdentity(
-        model=f"{type(model).__name__} {_digest_of(_model_facts(model))}",
+        model=f"{type(model).__name__} {_digest_of(_model_facts(model, known))}",
         weights=weights or f"sha256:{weights_digest(model)}",
         tokenizer="token ids",  # keys are those of ids
         model_dtype=f"{model.dtype}, autocast {', '.join(settings)}, default {torch.get_default_dtype()}",
@@ -126,26 +126,28 @@ def weights_digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _model_facts(model: torch.nn.Module) -> list[str]:
+def _model_facts(model: torch.nn.Module, known: Known) -> list[str]:
     """Of the configuration and of each module: all that decides keys beside weights and positions."""
     config: Any = model.config
     facts = [_text({name: value for name, value in config.to_dict().items() if name not in (*_NOT_OF_KEYS, *_POSITIONS)})]
     sources: set[str] = set()
     for name, module in model.named_modules():
         kind = type(module)
-        sources.add(kind.__module__)
+        sources.update(base.__module__ for base in kind.__mro__)
         facts.append(f"{name} {kind.__module__}.{kind.__qualname__} {module.training}")
         for attribute in _NAMED:
             if hasattr(module, attribute):
                 facts.append(f"{name}.{attribute} {_text(getattr(module, attribute), f'{name}.{attribute}')}")
+        facts += [f"{name}.{attribute} {_text(value)}" for attribute, value in more_of(module, known.attributes)]
     # Packages have versions (see _engine()); other code is named by its text.
-    facts += [source_of(module) for module in sorted(sources) if not has_version(module)]
+    facts += texts_of(module for module in sources if not has_version(module))
     return facts
 
 
 def _engine(model: torch.nn.Module, known: Known) -> str:
     """What computes keys and values: another of these may round in another way."""
-    packages = {type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "transformers"}
+    classes = {base for kind in known.kinds for base in kind.__mro__}
+    packages = {base.__module__.partition(".")[0] for base in classes} - {"torch", "transformers"}
     versions = [f"{package} {version}" for package in sorted(packages) if (version := version_of(package))]
     attention = str(getattr(model.config, "_attn_implementation", None))
     if attention == "kvfolio":

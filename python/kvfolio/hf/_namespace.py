@@ -7,7 +7,8 @@ It is made of what decides keys and values and is cheap to explain:
 - each module: identity, class, training mode, and the attributes of _NAMED: a norm's epsilon, the factors
   of attention and of the rotary embedding, the adapters that are live or merged with their scaling;
 - the values of each configuration, and the function behind the name of its attention;
-- autocast, the precision of products, the default type.
+- autocast, the precision of products, the default type;
+- for prompts that are kept, all other attributes of modules that are numbers or words.
 
 Two models never share a namespace, not even with equal weights. What lies behind hooks, functions and
 other attributes is not looked at: hooks are watched while they run (_hooks.py), a forward that was
@@ -24,13 +25,14 @@ import json
 import operator
 import types
 import weakref
+from collections import ChainMap
 from collections.abc import MutableMapping
 from typing import Any, Callable, Iterable, Iterator, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import masking_utils, modeling_utils
+from transformers import PreTrainedModel, masking_utils, modeling_utils
 
 from kvfolio import _core
 
@@ -82,14 +84,17 @@ def fingerprint(known: Known) -> Fingerprint:
     return Fingerprint(digest, known, settings, samples)
 
 
-_known: MutableMapping[torch.nn.Module, Known] = WeakIdKeyDictionary()
+_Table = MutableMapping[torch.nn.Module, "Known"]
+_known: tuple[_Table, _Table] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
 
-def known_of(model: torch.nn.Module) -> Known:
-    """What is known of a model now: a new look at all of it only if something changed."""
-    known = _known.get(model)
+def known_of(model: torch.nn.Module, lasting: bool = False) -> Known:
+    """What is known of a model now: a new look at all of it only if something changed. ``lasting``: for prompts that
+    are kept, which have more in their names."""
+    table = _known[lasting]
+    known = table.get(model)
     if known is None or not known.holds():
-        known = _known[model] = Known(model)
+        known = table[model] = Known(model, lasting)
     return known
 
 
@@ -102,7 +107,10 @@ class Known:
     """Facts about a model, and what tells in a fraction of the time that they still hold. Modules and
     tensors are referred to weakly, since they are large: what a model has dropped is not held."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, lasting: bool) -> None:
+        self.lasting = lasting
+        #: Attributes that are looked at.
+        self.attributes = _attributes_of(model) if lasting else _NAMED
         self.facts: list[Fact] = []
         self.names: list[str] = []
         self.modules: list[weakref.ref[torch.nn.Module]] = []
@@ -122,7 +130,7 @@ class Known:
             self.names.append(f"model.{name}" if name else "model")
             self.modules.append(weakref.ref(module))
             self._note_module(self.names[-1], module)
-        self._watch = _core.ModuleWatch(list(modules.values()), _NAMED)
+        self._watch = _core.ModuleWatch(list(modules.values()), self.attributes)
         self.is_training = any(module.training for module in model.modules())
         self.kinds = list(dict.fromkeys(type(module) for module in model.modules()))
         self._foreign: str | None = None
@@ -170,6 +178,7 @@ class Known:
                 if type(value) not in _WATCHED:
                     self._named.append((weakref.ref(module), name))
                 self.facts.append((f"{place}.{name}", _plain(value)))
+        self.facts += [(f"{place}.{name}", value) for name, value in more_of(module, self.attributes)]
         if "config" in entries:
             self._note_config(f"{place}.config", entries["config"])
 
@@ -264,6 +273,24 @@ class Known:
             if module is not None and not _is_wrapped(module):
                 return f"{self.names[number]}.forward"
         return None
+
+
+def _attributes_of(model: torch.nn.Module) -> tuple[str, ...]:
+    """_NAMED, and all others that are numbers or words: which of them decide keys, only the code knows."""
+    entries = [vars(module) for module in model.modules()]
+    kinds = {base for module in model.modules() for base in type(module).__mro__} - set(PreTrainedModel.__mro__)
+    names = {name for each in [*entries, *map(vars, kinds)] for name, value in each.items()
+             if type(value) in _WATCHED and not name.startswith("_")}
+    # peft says _active_adapter there again, once it was set.
+    return *_NAMED, *sorted(names - {*_NAMED, *_NO_EFFECT, "training", "active_adapter"})
+
+
+def more_of(module: torch.nn.Module, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """Those of these attributes that are numbers or words, but for _NAMED. Nothing is called for that."""
+    if len(names) == len(_NAMED):
+        return []
+    found = ChainMap(vars(module), *map(vars, type(module).__mro__))
+    return [(name, found[name]) for name in names[len(_NAMED):] if type(found.get(name, module)) in _WATCHED]
 
 
 def _nothing() -> None:

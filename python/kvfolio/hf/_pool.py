@@ -339,7 +339,7 @@ class Pool:
         model = self._model()
         if model is None:
             raise RuntimeError("the model of this pool is gone")
-        return self.names, model, fingerprint(known_of(model))
+        return self.names, model, fingerprint(known_of(model, lasting=True))
 
     def __repr__(self) -> str:
         with self.locked():

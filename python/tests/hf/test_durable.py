@@ -14,12 +14,14 @@ import threading
 import models
 import pytest
 import torch
+import transformers
 from caches import generate, hits, pool_for, warm
 from transformers import masking_utils, modeling_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import kvfolio
 from kvfolio import hf, tiers
+from kvfolio.hf import _code
 
 ALL = 29  # tokens of a prompt of 30 that can be found
 BLOCKS = dict(blocks=64, block_size=16)
@@ -232,6 +234,97 @@ def test_the_mask_and_the_defaults_of_an_attention_are_in_its_name(tmp_path, own
     type(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS).register("mine", masking_utils.eager_mask)
     with pytest.raises(kvfolio.InvalidArgument, match="engine"):
         hf.Pool.restore(tmp_path / "prompts", own_attention(softer), **BLOCKS)
+
+
+FILES = {
+    "mlp_own.py": "from mlp_base import Base\n\nclass Mlp(Base):\n    pass\n",
+    "mlp_base.py": "from transformers.models.llama.modeling_llama import LlamaMLP\nimport mlp_parts.act as act\n\n\n"
+                   "class Base(LlamaMLP):\n    def forward(self, x):\n        return act.changed(super().forward(x))\n",
+    "mlp_parts/__init__.py": "",
+    "mlp_parts/act.py": "from .number import NUMBER\n\n\ndef changed(x):\n    return x * NUMBER\n",
+    "mlp_parts/number.py": "NUMBER = 1.25\n",
+    "unused.py": "",
+}
+OWN_CODE = """
+import importlib, sys
+import torch
+sys.path[:0] = sys.argv[1:3]
+import models
+from kvfolio import hf
+from test_durable import compute
+with torch.no_grad():
+    model = models.make("llama")
+    for layer in model.model.layers:
+        layer.mlp.__class__ = importlib.import_module("mlp_own").Mlp
+    if sys.argv[4] == "save":
+        pool = hf.Pool(model, blocks=64, block_size=16, durable=True, weights="w")
+        compute(model, pool, models.prompt(40))
+        pool.save(sys.argv[3])
+    else:
+        try:
+            print(hf.Pool.restore(sys.argv[3], model, blocks=64, block_size=16, weights="w").restored.records_loaded > 0)
+        except Exception as error:
+            print("model is" in str(error) and "another model")
+"""
+
+
+def test_code_is_named_with_its_bases_and_with_what_it_imports(tmp_path):
+    def run(what):
+        ran = subprocess.run([sys.executable, "-c", OWN_CODE, str(tmp_path), str(pathlib.Path(__file__).parent),
+                              str(tmp_path / "prompts"), what], capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
+
+    (tmp_path / "mlp_parts").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    run("save")
+    (tmp_path / "unused.py").write_text("1\n")
+    assert run("restore") == "True"
+    for name in ("mlp_base.py", "mlp_parts/number.py"):
+        (tmp_path / name).write_text(FILES[name] + "# or another number\n")
+        assert run("restore") == "another model", name
+        (tmp_path / name).write_text(FILES[name])
+
+
+def test_code_that_may_be_edited_where_it_lies_has_no_version(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (("laid", "{}"), ("edited", '{"dir_info": {"editable": true}}')):
+        info = tmp_path / f"kvf_{name}-1.0.dist-info"
+        info.mkdir()
+        (tmp_path / f"kvf_{name}.py").write_text("")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvf_{name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"kvf_{name}.py,,\n")
+        (info / "direct_url.json").write_text(said)
+    assert _code.version_of("kvf_laid") == "1.0"
+    assert _code.version_of("kvf_edited") is None
+    assert _code.texts_of(["kvf_laid"]) == ["kvf_laid 1.0"]
+    assert _code.texts_of(["kvf_edited"])[0].startswith("kvf_edited ")
+    with pytest.raises(ValueError, match="no name that lasts"):
+        _code.texts_of(["kvf_nowhere"])
+
+
+def test_numbers_of_modules_are_in_the_name(tmp_path):
+    def gemma2():
+        torch.manual_seed(0)
+        config = transformers.Gemma2Config(**models._COMMON, attn_implementation="eager")
+        return transformers.Gemma2ForCausalLM(config).eval()
+
+    ids, model = models.prompt(40), gemma2()
+    pool = durable(model)
+    missed = compute(model, pool, ids)
+    pool.save(tmp_path / "prompts")
+    again = gemma2()
+    back = hf.Pool.restore(tmp_path / "prompts", again, **BLOCKS)
+    assert torch.equal(behind_hit(again, back, ids), missed)
+    again.model.layers[1].self_attn.attn_logit_softcapping = 0.5
+    with pytest.raises(kvfolio.InvalidArgument, match="model is"):
+        hf.Pool.restore(tmp_path / "prompts", again, **BLOCKS)
+    assert hits(again, back, ids) == 0  # in the pool that stands, too
+    with hf.PagedCache(again, back, prompt_ids=ids) as cache:
+        again.model.layers[1].self_attn.attn_logit_softcapping = 50.0
+        with pytest.raises(RuntimeError, match="attn_logit_softcapping"):
+            again(ids[:, cache.cached_tokens:], past_key_values=cache)
 
 
 def test_weights_that_have_a_revision_are_named_by_it_as_they_were(tmp_path):
