@@ -26,7 +26,7 @@ import kvfolio
 
 from ._code import has_version, name_of_function, texts_of, version_of
 from ._layers import LayerKind
-from ._namespace import _NAMED, _NO_EFFECT, Fingerprint, Known, _devices, more_of
+from ._namespace import _NAMED, _NO_EFFECT, Fingerprint, Known, _devices, more_of, precisions, switches
 
 if TYPE_CHECKING:
     from kvfolio.tiers import ModelIdentity
@@ -157,7 +157,7 @@ def _engine(model: torch.nn.Module, known: Known) -> str:
         f"torch {torch.__version__}",
         *versions,
         f"attention {attention} {_digest_of(_attentions(known))}",
-        f"products {torch.get_float32_matmul_precision()}",
+        f"products {_text(precisions())} {_text(switches())} {_text(_told())}",
         f"{model.device.type} {torch.backends.cpu.get_cpu_capability()} {instruction_sets()}",
     ])
 
@@ -165,6 +165,13 @@ def _engine(model: torch.nn.Module, known: Known) -> str:
 def _attentions(known: Known) -> list[str]:
     """Of the model and of its parts. A word may have another function behind it in another process."""
     return [f"{place} {name_of_function(place, function, _text)}" for place, function in known.attentions()]
+
+
+def _told() -> dict[str, str]:
+    """What the libraries of products are told by the environment, which they read once."""
+    return {name: value for name, value in os.environ.items()
+            if name.startswith(("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_CORE", "BLIS_ARCH", "GLIBC_TUNABLES"))
+            and not name.endswith(("_VERBOSE", "_NUM_THREADS"))}
 
 
 def instruction_sets() -> str:

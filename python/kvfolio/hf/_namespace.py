@@ -67,7 +67,7 @@ class Fingerprint:
 
     def seems_to_hold(self, now: Known) -> bool:
         """Of the model as it is now, but for elements of tensors."""
-        return now.digest == self.known.digest and self.settings == _settings()
+        return now.digest == self.known.digest and self.settings == _settings(self.known.lasting)
 
     def difference(self, other: Fingerprint) -> str:
         """The first thing that differs, for a message."""
@@ -79,7 +79,7 @@ class Fingerprint:
 
 
 def fingerprint(known: Known) -> Fingerprint:
-    settings, samples = _settings(), known.samples()
+    settings, samples = _settings(known.lasting), known.samples()
     digest = _digest([known.digest.hex(), repr(settings)], samples)
     return Fingerprint(digest, known, settings, samples)
 
@@ -428,9 +428,42 @@ def _digest(words: Iterable[str], data: bytes = b"") -> bytes:
     return digest.digest()
 
 
-def _settings() -> tuple[Any, ...]:
+def _settings(lasting: bool) -> tuple[Any, ...]:
     autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _devices()]
-    return *autocast, torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    switches = [switch() for switch in _SWITCHES.values()] if lasting else ()
+    return *autocast, *precisions(), torch.get_default_dtype(), *switches
+
+
+def precisions() -> tuple[str | None, ...]:
+    """Of products, as said in torch's older way and, where it knows it, in the newer one."""
+    try:
+        said = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer way was used, and says more than the older one can
+        said = None
+    return said, *[precision() for precision in _PRECISIONS]
+
+
+def switches() -> dict[str, bool]:
+    """Of torch's ways through attention and products."""
+    return {name: switch() for name, switch in _SWITCHES.items()}
+
+
+def _precisions_of_torch() -> list[Callable[[], str]]:
+    getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+    places = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
+              ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"))
+    return [] if getter is None else [functools.partial(getter, backend, what) for backend, what in places]
+
+
+_PRECISIONS = _precisions_of_torch()
+_SWITCHES: dict[str, Callable[[], bool]] = {
+    "flash": torch.backends.cuda.flash_sdp_enabled,  # they hold on a CPU, too
+    "mem_efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "math": torch.backends.cuda.math_sdp_enabled,
+    "mkldnn": torch._C._get_mkldnn_enabled,
+    "mkldnn deterministic": torch._C._get_mkldnn_deterministic,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+}
 
 
 @functools.lru_cache(maxsize=1)

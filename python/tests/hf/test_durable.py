@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pathlib
 import stat
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import torch
 import transformers
 from caches import generate, hits, pool_for, warm
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import masking_utils, modeling_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -325,6 +327,43 @@ def test_numbers_of_modules_are_in_the_name(tmp_path):
         again.model.layers[1].self_attn.attn_logit_softcapping = 50.0
         with pytest.raises(RuntimeError, match="attn_logit_softcapping"):
             again(ids[:, cache.cached_tokens:], past_key_values=cache)
+
+
+@pytest.mark.parametrize("switch", [lambda: sdpa_kernel(SDPBackend.MATH), lambda: torch.backends.mkldnn.flags(enabled=False)])
+def test_the_ways_of_torch_are_in_the_name(tmp_path, switch):
+    path, model, ids = saved(tmp_path), made("llama"), models.prompt(30)
+    back = hf.Pool.restore(path, model, **BLOCKS)
+    with switch():
+        with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+            hf.Pool.restore(path, model, **BLOCKS)
+        assert hits(model, back, ids) == 0
+    assert hits(model, back, ids) == ALL
+
+
+def test_what_the_environment_tells_libraries_is_in_the_name(tmp_path, monkeypatch):
+    path = saved(tmp_path)
+    monkeypatch.setenv("ONEDNN_VERBOSE", "0")
+    hf.Pool.restore(path, made("llama"), **BLOCKS)
+    for name, value in (("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_ENABLE_INSTRUCTIONS", "AVX2")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+                hf.Pool.restore(path, made("llama"), **BLOCKS)
+
+
+def test_a_precision_of_one_backend_is_in_the_name(tmp_path):
+    path = saved(tmp_path)
+    own = torch.backends.mkldnn.matmul
+    before, own.fp32_precision = own.fp32_precision, "bf16"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+            hf.Pool.restore(path, made("llama"), **BLOCKS)
+        model = made("llama")
+        assert hits(model, pool_for(model), models.prompt(30)) == 0
+    finally:
+        own.fp32_precision = before
 
 
 def test_weights_that_have_a_revision_are_named_by_it_as_they_were(tmp_path):
@@ -652,3 +691,73 @@ def test_caches_in_threads_share_a_disk(tmp_path):
             assert not wrong
             pool.manager.check_invariants()
             assert not pool.close()
+
+
+def test_weights_that_were_written_to_unseen_give_a_tier_no_more(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        model.get_decoder().layers[1].mlp.up_proj.weight.data.view(-1)[1::2].mul_(1.5)
+        warm(model, pool, ids)
+        with pytest.raises(RuntimeError, match="leaves no trace"):
+            pool.close()
+        assert pool.offload.closed
+        assert hits(model, pool, ids) == 0  # nor does the pool itself find it
+        assert pool.close() is None
+
+
+def test_a_pool_whose_model_is_gone_is_closed(tmp_path):
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(made("llama"), **BLOCKS, tiers=[disk])
+        gc.collect()
+        assert not pool.close()
+
+
+def test_a_refused_file_gives_the_tiers_back(tmp_path):
+    path = saved(tmp_path)
+    kept = []
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        for text in (path.read_bytes(), b"no snapshot, whatever its length is" * 99):
+            path.write_bytes(text)
+            with pytest.raises((kvfolio.InvalidArgument, kvfolio.Corrupt)) as refused:
+                hf.Pool.restore(path, made("llama", seed=1), tiers=[disk], **BLOCKS)
+            kept.append(refused)  # with the frames, and the pool in them
+        pool = pool_for(made("llama"), **BLOCKS, tiers=[disk])
+        pool.close()
+
+
+def test_what_a_tier_raises_leaves_the_cache_as_it_was(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        real, left = pool._offload, 0
+
+        class Interrupted:
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def poll(self):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+                return real.poll()
+
+        pool._offload = Interrupted()
+        for left in range(1, 20):
+            with hf.PagedCache(model, pool) as cache:
+                before = left
+                try:
+                    model(ids[:, :8], past_key_values=cache)
+                except KeyboardInterrupt:
+                    pass
+                at = cache.get_seq_length()
+                assert at in (0, 8)
+                assert len(cache.token_ids[0] if at else ()) == at
+                left = 0
+                logits = logits_behind(model, cache, ids, at)
+                assert torch.equal(logits, in_two_parts(model, ids, at))
+            left = before
+        left = 0
+        assert pool.num_held == 0
+        pool.close()
