@@ -289,7 +289,8 @@ def more_of(module: torch.nn.Module, names: tuple[str, ...]) -> list[tuple[str, 
     """Those of these attributes that are numbers or words, but for _NAMED. Nothing is called for that."""
     if len(names) == len(_NAMED):
         return []
-    found = ChainMap(vars(module), *map(vars, type(module).__mro__))
+    tables: list[Any] = [vars(module), *map(vars, type(module).__mro__)]
+    found = ChainMap(*tables)
     return [(name, found[name]) for name in names[len(_NAMED):] if type(found.get(name, module)) in _WATCHED]
 
 
