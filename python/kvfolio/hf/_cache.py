@@ -240,7 +240,7 @@ class PagedCache(cache_utils.Cache):
             raise ValueError("attention_mask belongs to prompt_ids, and there are none")
         known = owner = None
         if isinstance(model, torch.nn.Module):
-            known = known_of(model)
+            known = known_of(model, lasting=pool.names is not None)
             traits = known.derive(traits_of, model)
             owner = watch(known.derive(parts_of, model))
             watch_hooks(model, known)

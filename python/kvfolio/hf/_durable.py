@@ -13,13 +13,10 @@ The library names what differs by the fields of a ModelIdentity, so that is wher
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import inspect
 import json
 import os
 import pathlib
 import platform
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +24,9 @@ import transformers
 
 import kvfolio
 
+from ._code import has_version, name_of_function, texts_of, version_of
 from ._layers import LayerKind
-from ._namespace import _NAMED, _NO_EFFECT, Fingerprint, _devices
+from ._namespace import _NAMED, _NO_EFFECT, Fingerprint, Known, _devices, more_of, precisions, switches
 
 if TYPE_CHECKING:
     from kvfolio.tiers import ModelIdentity
@@ -62,7 +60,7 @@ class Names:
             if self._given is not None and self._given_for is None:
                 self._given_for = made_of.digest  # of the first state: the pool is being made
             given = self._given if made_of.digest == self._given_for else None
-            known = self._identities[made_of.digest] = identity_of(model, given, self._layers)
+            known = self._identities[made_of.digest] = identity_of(model, made_of.known, given, self._layers)
         return known
 
     def check_weights(self, model: torch.nn.Module, made_of: Fingerprint) -> None:
@@ -89,17 +87,17 @@ def tiers_module() -> Any:
     return tiers
 
 
-def identity_of(model: torch.nn.Module, weights: str | None, layers: str) -> ModelIdentity:
+def identity_of(model: torch.nn.Module, known: Known, weights: str | None, layers: str) -> ModelIdentity:
     whole: Any = model.config
     config = whole.get_text_config(decoder=True)
     settings = [f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}" for kind in _devices()]
     identity: ModelIdentity = tiers_module().ModelIdentity(
-        model=f"{type(model).__name__} {_digest_of(_model_facts(model))}",
+        model=f"{type(model).__name__} {_digest_of(_model_facts(model, known))}",
         weights=weights or f"sha256:{weights_digest(model)}",
         tokenizer="token ids",  # keys are those of ids
         model_dtype=f"{model.dtype}, autocast {', '.join(settings)}, default {torch.get_default_dtype()}",
         positions=_text({name: getattr(config, name) for name in _POSITIONS if hasattr(config, name)}),
-        engine=_engine(model),
+        engine=_engine(model, known),
         layers=layers,
     )
     return identity
@@ -128,45 +126,29 @@ def weights_digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _model_facts(model: torch.nn.Module) -> list[str]:
+def _model_facts(model: torch.nn.Module, known: Known) -> list[str]:
     """Of the configuration and of each module: all that decides keys beside weights and positions."""
     config: Any = model.config
     facts = [_text({name: value for name, value in config.to_dict().items() if name not in (*_NOT_OF_KEYS, *_POSITIONS)})]
     sources: set[str] = set()
     for name, module in model.named_modules():
         kind = type(module)
-        sources.add(kind.__module__)
+        sources.update(base.__module__ for base in kind.__mro__)
         facts.append(f"{name} {kind.__module__}.{kind.__qualname__} {module.training}")
         for attribute in _NAMED:
             if hasattr(module, attribute):
                 facts.append(f"{name}.{attribute} {_text(getattr(module, attribute), f'{name}.{attribute}')}")
+        facts += [f"{name}.{attribute} {_text(value)}" for attribute, value in more_of(module, known.attributes)]
     # Packages have versions (see _engine()); other code is named by its text.
-    facts += [_source(module) for module in sorted(sources) if _version(module.partition(".")[0]) is None]
+    facts += texts_of(module for module in sources if not has_version(module))
     return facts
 
 
-def _source(module: str) -> str:
-    try:
-        path = inspect.getsourcefile(sys.modules[module])
-        return f"{module} {hashlib.sha256(pathlib.Path(path or '').read_bytes()).hexdigest()}"
-    except (KeyError, TypeError, OSError) as error:
-        raise ValueError(
-            f"the code of module {module}, of which a part of the model is, cannot be read: it has no name that lasts, "
-            "so its prompts cannot be kept"
-        ) from error
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _engine(model: torch.nn.Module) -> str:
+def _engine(model: torch.nn.Module, known: Known) -> str:
     """What computes keys and values: another of these may round in another way."""
-    packages = {type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "transformers"}
-    versions = [f"{package} {version}" for package in sorted(packages) if (version := _version(package))]
+    classes = {base for kind in known.kinds for base in kind.__mro__}
+    packages = {base.__module__.partition(".")[0] for base in classes} - {"torch", "transformers"}
+    versions = [f"{package} {version}" for package in sorted(packages) if (version := version_of(package))]
     attention = str(getattr(model.config, "_attn_implementation", None))
     if attention == "kvfolio":
         attention += f" {kvfolio.__version__} {os.environ.get('KVFOLIO_KERNEL') or kvfolio.kernel_targets()[-1]}"
@@ -174,10 +156,22 @@ def _engine(model: torch.nn.Module) -> str:
         f"transformers {transformers.__version__}",
         f"torch {torch.__version__}",
         *versions,
-        f"attention {attention}",
-        f"products {torch.get_float32_matmul_precision()}",
+        f"attention {attention} {_digest_of(_attentions(known))}",
+        f"products {_text(precisions())} {_text(switches())} {_text(_told())}",
         f"{model.device.type} {torch.backends.cpu.get_cpu_capability()} {instruction_sets()}",
     ])
+
+
+def _attentions(known: Known) -> list[str]:
+    """Of the model and of its parts. A word may have another function behind it in another process."""
+    return [f"{place} {name_of_function(place, function, _text)}" for place, function in known.attentions()]
+
+
+def _told() -> dict[str, str]:
+    """What the libraries of products are told by the environment, which they read once."""
+    return {name: value for name, value in os.environ.items()
+            if name.startswith(("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_CORE", "BLIS_ARCH", "GLIBC_TUNABLES"))
+            and not name.endswith(("_VERBOSE", "_NUM_THREADS"))}
 
 
 def instruction_sets() -> str:

@@ -7,7 +7,8 @@ It is made of what decides keys and values and is cheap to explain:
 - each module: identity, class, training mode, and the attributes of _NAMED: a norm's epsilon, the factors
   of attention and of the rotary embedding, the adapters that are live or merged with their scaling;
 - the values of each configuration, and the function behind the name of its attention;
-- autocast, the precision of products, the default type.
+- autocast, the precision of products, the default type;
+- for prompts that are kept, all other attributes of modules that are numbers or words.
 
 Two models never share a namespace, not even with equal weights. What lies behind hooks, functions and
 other attributes is not looked at: hooks are watched while they run (_hooks.py), a forward that was
@@ -24,13 +25,14 @@ import json
 import operator
 import types
 import weakref
+from collections import ChainMap
 from collections.abc import MutableMapping
 from typing import Any, Callable, Iterable, Iterator, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import masking_utils, modeling_utils
+from transformers import PreTrainedModel, masking_utils, modeling_utils
 
 from kvfolio import _core
 
@@ -65,7 +67,7 @@ class Fingerprint:
 
     def seems_to_hold(self, now: Known) -> bool:
         """Of the model as it is now, but for elements of tensors."""
-        return now.digest == self.known.digest and self.settings == _settings()
+        return now.digest == self.known.digest and self.settings == _settings(self.known.lasting)
 
     def difference(self, other: Fingerprint) -> str:
         """The first thing that differs, for a message."""
@@ -77,19 +79,22 @@ class Fingerprint:
 
 
 def fingerprint(known: Known) -> Fingerprint:
-    settings, samples = _settings(), known.samples()
+    settings, samples = _settings(known.lasting), known.samples()
     digest = _digest([known.digest.hex(), repr(settings)], samples)
     return Fingerprint(digest, known, settings, samples)
 
 
-_known: MutableMapping[torch.nn.Module, Known] = WeakIdKeyDictionary()
+_Table = MutableMapping[torch.nn.Module, "Known"]
+_known: tuple[_Table, _Table] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
 
-def known_of(model: torch.nn.Module) -> Known:
-    """What is known of a model now: a new look at all of it only if something changed."""
-    known = _known.get(model)
+def known_of(model: torch.nn.Module, lasting: bool = False) -> Known:
+    """What is known of a model now: a new look at all of it only if something changed. ``lasting``: for prompts that
+    are kept, which have more in their names."""
+    table = _known[lasting]
+    known = table.get(model)
     if known is None or not known.holds():
-        known = _known[model] = Known(model)
+        known = table[model] = Known(model, lasting)
     return known
 
 
@@ -102,7 +107,10 @@ class Known:
     """Facts about a model, and what tells in a fraction of the time that they still hold. Modules and
     tensors are referred to weakly, since they are large: what a model has dropped is not held."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, lasting: bool) -> None:
+        self.lasting = lasting
+        #: Attributes that are looked at.
+        self.attributes = _attributes_of(model) if lasting else _NAMED
         self.facts: list[Fact] = []
         self.names: list[str] = []
         self.modules: list[weakref.ref[torch.nn.Module]] = []
@@ -122,7 +130,7 @@ class Known:
             self.names.append(f"model.{name}" if name else "model")
             self.modules.append(weakref.ref(module))
             self._note_module(self.names[-1], module)
-        self._watch = _core.ModuleWatch(list(modules.values()), _NAMED)
+        self._watch = _core.ModuleWatch(list(modules.values()), self.attributes)
         self.is_training = any(module.training for module in model.modules())
         self.kinds = list(dict.fromkeys(type(module) for module in model.modules()))
         self._foreign: str | None = None
@@ -131,8 +139,8 @@ class Known:
             if not _is_own(kind, kind.forward):  # type: ignore[arg-type]  # a class has a hash
                 self._foreign = f"{kind.__qualname__}.forward"
         self._attentions = sorted({_attention_of(config) for config, _ in self._configs.values()})
-        for name, function in zip(self._attentions * 2, _functions(self._attentions)):
-            self.facts.append((f"attention {name}", _plain(function)))
+        for place, function in self.attentions():
+            self.facts.append((place, _plain(function)))
         self._moved = _references(self._offloaded())
         spots = np.array(self._spots, np.uint64).reshape(-1)
         self._tensor_watch = _core.TensorWatch(self._tensors, torch.Tensor.data_ptr, spots)
@@ -145,6 +153,11 @@ class Known:
             self.derived[function] = function(argument)
         result: T = self.derived[function]
         return result
+
+    def attentions(self) -> list[tuple[str, Any]]:
+        """What stands behind the names of attentions now, and behind those of their masks."""
+        places = [f"{kind} {name}" for kind in ("attention", "mask of attention") for name in self._attentions]
+        return list(zip(places, _functions(self._attentions)))
 
     # ---- all of it, once ----
 
@@ -165,6 +178,7 @@ class Known:
                 if type(value) not in _WATCHED:
                     self._named.append((weakref.ref(module), name))
                 self.facts.append((f"{place}.{name}", _plain(value)))
+        self.facts += [(f"{place}.{name}", value) for name, value in more_of(module, self.attributes)]
         if "config" in entries:
             self._note_config(f"{place}.config", entries["config"])
 
@@ -259,6 +273,25 @@ class Known:
             if module is not None and not _is_wrapped(module):
                 return f"{self.names[number]}.forward"
         return None
+
+
+def _attributes_of(model: torch.nn.Module) -> tuple[str, ...]:
+    """_NAMED, and all others that are numbers or words: which of them decide keys, only the code knows."""
+    entries = [vars(module) for module in model.modules()]
+    kinds = {base for module in model.modules() for base in type(module).__mro__} - set(PreTrainedModel.__mro__)
+    names = {name for each in [*entries, *map(vars, kinds)] for name, value in each.items()
+             if type(value) in _WATCHED and not name.startswith("_")}
+    # peft says _active_adapter there again, once it was set.
+    return *_NAMED, *sorted(names - {*_NAMED, *_NO_EFFECT, "training", "active_adapter"})
+
+
+def more_of(module: torch.nn.Module, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """Those of these attributes that are numbers or words, but for _NAMED. Nothing is called for that."""
+    if len(names) == len(_NAMED):
+        return []
+    tables: list[Any] = [vars(module), *map(vars, type(module).__mro__)]
+    found = ChainMap(*tables)
+    return [(name, found[name]) for name in names[len(_NAMED):] if type(found.get(name, module)) in _WATCHED]
 
 
 def _nothing() -> None:
@@ -396,9 +429,42 @@ def _digest(words: Iterable[str], data: bytes = b"") -> bytes:
     return digest.digest()
 
 
-def _settings() -> tuple[Any, ...]:
+def _settings(lasting: bool) -> tuple[Any, ...]:
     autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _devices()]
-    return *autocast, torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    switches = [switch() for switch in _SWITCHES.values()] if lasting else ()
+    return *autocast, *precisions(), torch.get_default_dtype(), *switches
+
+
+def precisions() -> tuple[str | None, ...]:
+    """Of products, as said in torch's older way and, where it knows it, in the newer one."""
+    try:
+        said = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer way was used, and says more than the older one can
+        said = None
+    return said, *[precision() for precision in _PRECISIONS]
+
+
+def switches() -> dict[str, bool]:
+    """Of torch's ways through attention and products."""
+    return {name: switch() for name, switch in _SWITCHES.items()}
+
+
+def _precisions_of_torch() -> list[Callable[[], str]]:
+    getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+    places = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
+              ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"))
+    return [] if getter is None else [functools.partial(getter, backend, what) for backend, what in places]
+
+
+_PRECISIONS = _precisions_of_torch()
+_SWITCHES: dict[str, Callable[[], bool]] = {
+    "flash": torch.backends.cuda.flash_sdp_enabled,  # they hold on a CPU, too
+    "mem_efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "math": torch.backends.cuda.math_sdp_enabled,
+    "mkldnn": torch._C._get_mkldnn_enabled,
+    "mkldnn deterministic": torch._C._get_mkldnn_deterministic,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+}
 
 
 @functools.lru_cache(maxsize=1)

@@ -297,14 +297,19 @@ class Pool:
         if damaged not in ("refuse", "skip"):
             raise ValueError(f'damaged is {damaged!r}; "refuse" and "skip" are known')
         pool = cls(model, **(options | {"durable": True}))
-        stats: RestoreStats = tiers_module().restore(pool.manager, path, pool._identity(), key=key,
-                                                     accepted_key=accepted_key)
-        bad = stats.records_refused or stats.sections_damaged
-        if bad and damaged == "refuse":
-            raise kvfolio.Corrupt(
-                f"{path!r} is damaged: {stats.records_refused} of its {stats.records} records are not what was saved, or "
-                f"were sealed with another key, and {stats.sections_damaged} of its sections are damaged. `kvfolio "
-                'inspect` names them; damaged="skip" takes the prompts up to there')
+        try:
+            stats: RestoreStats = tiers_module().restore(pool.manager, path, pool._identity(), key=key,
+                                                         accepted_key=accepted_key)
+            bad = stats.records_refused or stats.sections_damaged
+            if bad and damaged == "refuse":
+                raise kvfolio.Corrupt(
+                    f"{path!r} is damaged: {stats.records_refused} of its {stats.records} records are not what was saved, or "
+                    f"were sealed with another key, and {stats.sections_damaged} of its sections are damaged. `kvfolio "
+                    'inspect` names them; damaged="skip" takes the prompts up to there')
+        except BaseException:  # the tiers are the caller's, for another pool
+            if pool._offload is not None:
+                pool._offload.close(0.0)
+            raise
         pool.restored = stats
         return pool
 
@@ -316,9 +321,23 @@ class Pool:
 
     def close(self, timeout: float = 5.0) -> OffloadLeft | None:
         """Gives tiers what they do not have yet, for at most ``timeout`` seconds, and says what is left. The pool
-        goes on without them. Nothing without tiers."""
+        goes on without them. Nothing without tiers.
+
+        The digest of the weights is computed again for that, unless the model is gone. Raises RuntimeError, as save()
+        does, for weights that were written to unseen: then tiers get nothing more, and this pool finds nothing
+        of before. Tiers keep what they have: empty them.
+        """
         if self._offload is None or self._offload.closed:
             return None
+        if self._model() is not None:
+            try:
+                names, model, made_of = self._named_model()
+                names.check_weights(model, made_of)
+            except Exception:
+                with self.locked():
+                    self._offload.reset()
+                    self._offload.close(0.0)
+                raise
         with self.locked():
             left: OffloadLeft = self._offload.close(timeout)
         return left
@@ -340,7 +359,7 @@ class Pool:
         model = self._model()
         if model is None:
             raise RuntimeError("the model of this pool is gone")
-        return self.names, model, fingerprint(known_of(model))
+        return self.names, model, fingerprint(known_of(model, lasting=True))
 
     def __repr__(self) -> str:
         with self.locked():
@@ -380,6 +399,8 @@ class Pool:
     def change(self, core: Core, act: Callable[[], T]) -> T:
         """Runs a change of a cache under the lock."""
         with self.locked():
+            if self._inside is None and self._offload is not None and not self._offload.closed:
+                self._offload.poll()  # in front: what it raises finds nothing done, and its caller told
             before, self._inside = self._inside, core
             try:
                 result = act()
@@ -388,8 +409,6 @@ class Pool:
                     self._tidy()
                 raise
             self._inside = before
-            if before is None and self._offload is not None and not self._offload.closed:
-                self._offload.poll()
             return result
 
     def add(self, core: Core) -> int:

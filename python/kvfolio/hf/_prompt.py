@@ -45,7 +45,7 @@ class Namespace:
         model = None if self.model is None else self.model()
         if model is None:
             raise RuntimeError("the model of this cache is gone")
-        return known_of(model)
+        return known_of(model, self.made_of is not None and self.made_of.known.lasting)
 
     def changed(self, known: Known) -> str | None:
         """What of the model is not what it was, or None."""

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import pathlib
 import stat
 import subprocess
@@ -13,10 +15,15 @@ import threading
 import models
 import pytest
 import torch
+import transformers
 from caches import generate, hits, pool_for, warm
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import masking_utils, modeling_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import kvfolio
 from kvfolio import hf, tiers
+from kvfolio.hf import _code
 
 ALL = 29  # tokens of a prompt of 30 that can be found
 BLOCKS = dict(blocks=64, block_size=16)
@@ -169,6 +176,194 @@ def test_a_file_of_another_identity_is_refused_by_its_field(tmp_path, change, fi
             hf.Pool.restore(path, model, **options)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def softer(module, query, key, value, mask, scaling=None, factor=0.2, **kwargs):
+    return sdpa_attention_forward(module, query * factor, key, value, mask, scaling=scaling, **kwargs)
+
+
+def softest(module, query, key, value, mask, scaling=None, factor=0.1, **kwargs):
+    return sdpa_attention_forward(module, query * factor, key, value, mask, scaling=scaling, **kwargs)
+
+
+def with_factor(factor):
+    def attend(module, query, key, value, mask, scaling=None, **kwargs):
+        return sdpa_attention_forward(module, query * factor, key, value, mask, scaling=scaling, **kwargs)
+
+    return attend
+
+
+@pytest.fixture
+def own_attention():
+    """A model whose attention is the function that was registered last."""
+    functions, masks = modeling_utils.ALL_ATTENTION_FUNCTIONS, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+
+    def with_attention(function):
+        type(functions).register("mine", function)
+        model = made("llama")
+        model.set_attn_implementation("mine")
+        return model
+
+    type(masks).register("mine", masking_utils.sdpa_mask)
+    yield with_attention
+    for table in (functions, masks):
+        table._global_mapping.pop("mine", None)
+
+
+def test_an_attention_is_named_by_its_function(tmp_path, own_attention):
+    ids = models.prompt(40)
+    pool = durable(model := own_attention(softer))
+    missed = compute(model, pool, ids)
+    pool.save(tmp_path / "prompts")
+    for function in (softest, functools.partial(softer, factor=0.3), with_factor(0.2)):
+        other = own_attention(function)
+        with pytest.raises((kvfolio.InvalidArgument, ValueError), match="engine|has no name that lasts"):
+            hf.Pool.restore(tmp_path / "prompts", other, **BLOCKS)
+    assert hits(own_attention(softest), pool, ids) == 0
+    again = own_attention(softer)
+    back = hf.Pool.restore(tmp_path / "prompts", again, **BLOCKS)
+    assert torch.equal(behind_hit(again, back, ids), missed)
+
+
+def test_the_mask_and_the_defaults_of_an_attention_are_in_its_name(tmp_path, own_attention, monkeypatch):
+    pool = durable(model := own_attention(softer))
+    warm(model, pool, models.prompt(30))
+    pool.save(tmp_path / "prompts")
+    with monkeypatch.context() as patch:
+        patch.setattr(softer, "__defaults__", (None, 0.3))
+        with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+            hf.Pool.restore(tmp_path / "prompts", own_attention(softer), **BLOCKS)
+    type(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS).register("mine", masking_utils.eager_mask)
+    with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+        hf.Pool.restore(tmp_path / "prompts", own_attention(softer), **BLOCKS)
+
+
+FILES = {
+    "mlp_own.py": "from mlp_base import Base\n\nclass Mlp(Base):\n    pass\n",
+    "mlp_base.py": "from transformers.models.llama.modeling_llama import LlamaMLP\nimport mlp_parts.act as act\n\n\n"
+                   "class Base(LlamaMLP):\n    def forward(self, x):\n        return act.changed(super().forward(x))\n",
+    "mlp_parts/__init__.py": "",
+    "mlp_parts/act.py": "from .number import NUMBER\n\n\ndef changed(x):\n    return x * NUMBER\n",
+    "mlp_parts/number.py": "NUMBER = 1.25\n",
+    "unused.py": "",
+}
+OWN_CODE = """
+import importlib, sys
+import torch
+sys.path[:0] = sys.argv[1:3]
+import models
+from kvfolio import hf
+from test_durable import compute
+with torch.no_grad():
+    model = models.make("llama")
+    for layer in model.model.layers:
+        layer.mlp.__class__ = importlib.import_module("mlp_own").Mlp
+    if sys.argv[4] == "save":
+        pool = hf.Pool(model, blocks=64, block_size=16, durable=True, weights="w")
+        compute(model, pool, models.prompt(40))
+        pool.save(sys.argv[3])
+    else:
+        try:
+            print(hf.Pool.restore(sys.argv[3], model, blocks=64, block_size=16, weights="w").restored.records_loaded > 0)
+        except Exception as error:
+            print("model is" in str(error) and "another model")
+"""
+
+
+def test_code_is_named_with_its_bases_and_with_what_it_imports(tmp_path):
+    def run(what):
+        ran = subprocess.run([sys.executable, "-c", OWN_CODE, str(tmp_path), str(pathlib.Path(__file__).parent),
+                              str(tmp_path / "prompts"), what], capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
+
+    (tmp_path / "mlp_parts").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    run("save")
+    (tmp_path / "unused.py").write_text("1\n")
+    assert run("restore") == "True"
+    for name in ("mlp_base.py", "mlp_parts/number.py"):
+        (tmp_path / name).write_text(FILES[name] + "# or another number\n")
+        assert run("restore") == "another model", name
+        (tmp_path / name).write_text(FILES[name])
+
+
+def test_code_that_may_be_edited_where_it_lies_has_no_version(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (("laid", "{}"), ("edited", '{"dir_info": {"editable": true}}')):
+        info = tmp_path / f"kvf_{name}-1.0.dist-info"
+        info.mkdir()
+        (tmp_path / f"kvf_{name}.py").write_text("")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvf_{name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"kvf_{name}.py,,\n")
+        (info / "direct_url.json").write_text(said)
+    assert _code.version_of("kvf_laid") == "1.0"
+    assert _code.version_of("kvf_edited") is None
+    assert _code.texts_of(["kvf_laid"]) == ["kvf_laid 1.0"]
+    assert _code.texts_of(["kvf_edited"])[0].startswith("kvf_edited ")
+    with pytest.raises(ValueError, match="no name that lasts"):
+        _code.texts_of(["kvf_nowhere"])
+
+
+def test_numbers_of_modules_are_in_the_name(tmp_path):
+    def gemma2():
+        torch.manual_seed(0)
+        config = transformers.Gemma2Config(**models._COMMON, attn_implementation="eager")
+        return transformers.Gemma2ForCausalLM(config).eval()
+
+    ids, model = models.prompt(40), gemma2()
+    pool = durable(model)
+    missed = compute(model, pool, ids)
+    pool.save(tmp_path / "prompts")
+    again = gemma2()
+    back = hf.Pool.restore(tmp_path / "prompts", again, **BLOCKS)
+    assert torch.equal(behind_hit(again, back, ids), missed)
+    again.model.layers[1].self_attn.attn_logit_softcapping = 0.5
+    with pytest.raises(kvfolio.InvalidArgument, match="model is"):
+        hf.Pool.restore(tmp_path / "prompts", again, **BLOCKS)
+    assert hits(again, back, ids) == 0  # in the pool that stands, too
+    with hf.PagedCache(again, back, prompt_ids=ids) as cache:
+        again.model.layers[1].self_attn.attn_logit_softcapping = 50.0
+        with pytest.raises(RuntimeError, match="attn_logit_softcapping"):
+            again(ids[:, cache.cached_tokens:], past_key_values=cache)
+
+
+@pytest.mark.parametrize("switch", [lambda: sdpa_kernel(SDPBackend.MATH), lambda: torch.backends.mkldnn.flags(enabled=False)])
+def test_the_ways_of_torch_are_in_the_name(tmp_path, switch):
+    path, model, ids = saved(tmp_path), made("llama"), models.prompt(30)
+    back = hf.Pool.restore(path, model, **BLOCKS)
+    with switch():
+        with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+            hf.Pool.restore(path, model, **BLOCKS)
+        assert hits(model, back, ids) == 0
+    assert hits(model, back, ids) == ALL
+
+
+def test_what_the_environment_tells_libraries_is_in_the_name(tmp_path, monkeypatch):
+    path = saved(tmp_path)
+    monkeypatch.setenv("ONEDNN_VERBOSE", "0")
+    hf.Pool.restore(path, made("llama"), **BLOCKS)
+    for name, value in (("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_ENABLE_INSTRUCTIONS", "AVX2")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+                hf.Pool.restore(path, made("llama"), **BLOCKS)
+
+
+def test_a_precision_of_one_backend_is_in_the_name(tmp_path):
+    path = saved(tmp_path)
+    own = torch.backends.mkldnn.matmul
+    before, own.fp32_precision = own.fp32_precision, "bf16"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        with pytest.raises(kvfolio.InvalidArgument, match="engine"):
+            hf.Pool.restore(path, made("llama"), **BLOCKS)
+        model = made("llama")
+        assert hits(model, pool_for(model), models.prompt(30)) == 0
+    finally:
+        own.fp32_precision = before
 
 
 def test_weights_that_have_a_revision_are_named_by_it_as_they_were(tmp_path):
@@ -496,3 +691,73 @@ def test_caches_in_threads_share_a_disk(tmp_path):
             assert not wrong
             pool.manager.check_invariants()
             assert not pool.close()
+
+
+def test_weights_that_were_written_to_unseen_give_a_tier_no_more(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        model.get_decoder().layers[1].mlp.up_proj.weight.data.view(-1)[1::2].mul_(1.5)
+        warm(model, pool, ids)
+        with pytest.raises(RuntimeError, match="leaves no trace"):
+            pool.close()
+        assert pool.offload.closed
+        assert hits(model, pool, ids) == 0  # nor does the pool itself find it
+        assert pool.close() is None
+
+
+def test_a_pool_whose_model_is_gone_is_closed(tmp_path):
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(made("llama"), **BLOCKS, tiers=[disk])
+        gc.collect()
+        assert not pool.close()
+
+
+def test_a_refused_file_gives_the_tiers_back(tmp_path):
+    path = saved(tmp_path)
+    kept = []
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        for text in (path.read_bytes(), b"no snapshot, whatever its length is" * 99):
+            path.write_bytes(text)
+            with pytest.raises((kvfolio.InvalidArgument, kvfolio.Corrupt)) as refused:
+                hf.Pool.restore(path, made("llama", seed=1), tiers=[disk], **BLOCKS)
+            kept.append(refused)  # with the frames, and the pool in them
+        pool = pool_for(made("llama"), **BLOCKS, tiers=[disk])
+        pool.close()
+
+
+def test_what_a_tier_raises_leaves_the_cache_as_it_was(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        real, left = pool._offload, 0
+
+        class Interrupted:
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def poll(self):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+                return real.poll()
+
+        pool._offload = Interrupted()
+        for left in range(1, 20):
+            with hf.PagedCache(model, pool) as cache:
+                before = left
+                try:
+                    model(ids[:, :8], past_key_values=cache)
+                except KeyboardInterrupt:
+                    pass
+                at = cache.get_seq_length()
+                assert at in (0, 8)
+                assert len(cache.token_ids[0] if at else ()) == at
+                left = 0
+                logits = logits_behind(model, cache, ids, at)
+                assert torch.equal(logits, in_two_parts(model, ids, at))
+            left = before
+        left = 0
+        assert pool.num_held == 0
+        pool.close()
