@@ -2,6 +2,7 @@
 
 #include "cuda/move_module.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "base/text.h"
