@@ -115,6 +115,7 @@ int32_t kvfolio_cuda_plan_create(const kvfolio_cuda_kernels* kernels,
                    concat(__func__, ": ", num_groups, " groups, allowed: 1 to ", kMaxGroups)});
   }
   std::vector<cuda::DevicePlanGroup> groups;
+  groups.reserve(static_cast<std::size_t>(num_groups));
   for (std::int32_t g = 0; g < num_groups; ++g) {
     groups.push_back({.block_size = block_sizes[g], .table_stride = table_strides[g]});
   }
