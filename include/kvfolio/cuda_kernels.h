@@ -135,6 +135,7 @@ struct AttendShape {
   std::int32_t states = 0;
   bool many_nodes = false;
   bool merges = false;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the comparison for a null
   friend auto operator<=>(const AttendShape&, const AttendShape&) = default;
 };
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -73,9 +74,8 @@ class RandomRun {
   }
 
   std::vector<std::int32_t> words(int count) {  // of few texts, so that prompts are found
-    std::vector<std::int32_t> tokens;
-    const int text = between(1, 3);
-    for (int i = 0; i < count; ++i) tokens.push_back(100 * text + i);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    std::iota(tokens.begin(), tokens.end(), 100 * between(1, 3));
     return tokens;
   }
   SequenceId any() {
@@ -148,8 +148,8 @@ class RandomRun {
       if (!chance(70) || info.length > 50) continue;
       const int count = chance(75) ? 1 : between(1, 6);
       if (used_ + count > room) continue;
-      std::vector<std::int32_t> tokens;
-      for (int i = 0; i < count; ++i) tokens.push_back(between(0, 999));
+      std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+      for (std::int32_t& token : tokens) token = between(0, 999);
       if (rig_.manager.append(s, tokens).ok()) used_ += count;
     }
   }

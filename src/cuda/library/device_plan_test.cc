@@ -360,9 +360,9 @@ TEST(DevicePlan, ADecodeStepOf1024SequencesUploadsKilobytes) {
   options.max_tokens = 1024;
   options.plan.batch_tables = false;
   PlanRig rig(options);
-  std::vector<SequenceId> sequences;
+  std::vector<SequenceId> sequences(1024);
   Ticket ticket = must(rig.manager.begin_step());
-  for (int i = 0; i < 1024; ++i) sequences.push_back(must(rig.manager.open_unnamed(8192)));
+  for (SequenceId& sequence : sequences) sequence = must(rig.manager.open_unnamed(8192));
   must(rig.manager.finish(ticket));  // a prefill elsewhere
   std::int64_t most = 0;
   for (int i = 0; i < 3; ++i) {

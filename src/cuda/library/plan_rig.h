@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -94,8 +95,8 @@ class PlanRig {
     return must(manager.open(tokens)).sequence;
   }
   void append(SequenceId sequence, std::int32_t first, std::int32_t count) {
-    std::vector<std::int32_t> tokens;
-    for (std::int32_t i = 0; i < count; ++i) tokens.push_back(first + i);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    std::iota(tokens.begin(), tokens.end(), first);
     must(manager.append(sequence, tokens));
   }
   const StepPlan& planned(kvfolio::PlanOptions with = {.block_tables = false,
