@@ -44,9 +44,8 @@ void* dlopen(const char*, int) noexcept { return &kvfolio::cuda::driver(); }
 
 void* dlsym(void*, const char* name) noexcept {
   const kvfolio::cuda::DriverCalls calls = FakeDriver::calls();
-// NOLINTNEXTLINE(bugprone-macro-parentheses): a name and a text
 #define KVFOLIO_FAKE_SYMBOL(member, symbol, arguments) \
-  if (std::string_view(name) == symbol) return reinterpret_cast<void*>(calls.member);
+  if (std::string_view(name) == (symbol)) return reinterpret_cast<void*>(calls.member);
   KVFOLIO_DRIVER_CALLS(KVFOLIO_FAKE_SYMBOL)
 #undef KVFOLIO_FAKE_SYMBOL
   return nullptr;
