@@ -355,9 +355,9 @@ def test_a_model_that_stays_is_looked_at_once(family, monkeypatch):
     looks = []
 
     class Counted(_namespace.Known):
-        def __init__(self, model: Any) -> None:
+        def __init__(self, model: Any, lasting: bool) -> None:
             looks.append(model)
-            super().__init__(model)
+            super().__init__(model, lasting)
 
     monkeypatch.setattr(_namespace, "Known", Counted)
     pool = pool_for(model)
