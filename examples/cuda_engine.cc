@@ -236,14 +236,8 @@ class OnDevice final : public Compute {
   // One layer of the step: lengths of the host's plan, arrays that lie on the device.
   [[nodiscard]] cuda::DeviceAttention attention(const KVView& view, const StepPlan& plan,
                                                 const GroupSpec& group) const {
-    const cuda::DeviceGroupPlan& there = plan_->group(GroupId(0));
-    cuda::DeviceAttention call{.cache = view};
-    call.batch = {.query_start = plan.query_start,
-                  .kv_lens = plan.kv_lens,
-                  .block_table = {there.batch_table, at(kSequences * there.table_stride)},
-                  .block_table_stride = there.table_stride};
-    call.query_start = plan_->arrays().query_start;
-    call.kv_lens = plan_->arrays().kv_lens;
+    cuda::DeviceAttention call = plan_->attention(plan, GroupId(0));
+    call.cache = view;
     call.params = attention_params(group, kScale);
     call.q = view_of(0, kQ, plan.num_tokens);
     call.out = view_of(0, 3, plan.num_tokens);

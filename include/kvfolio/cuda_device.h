@@ -41,7 +41,7 @@ inline constexpr int kLeastDriver = 13000;
 inline constexpr int kLeastMajor = 8;
 
 // Ok: a driver that is new enough, and at least one device. kUnavailable: what is missing; of an
-// older driver both versions.
+// older driver both versions. Whether this build has kernels, Kernels::load() says.
 KVFOLIO_API Status available();
 // How many devices the driver has. The errors of available().
 KVFOLIO_API Result<std::int32_t> num_devices();

@@ -112,7 +112,7 @@ struct DeviceAttention {
   AttentionBatch batch = {};
   const std::int32_t* query_start = nullptr;      // device memory, [n + 1]
   const std::int32_t* kv_lens = nullptr;          // device memory, [n]
-  const std::int32_t* trim_sinks = nullptr;       // device memory, [n]; null without trims
+  const std::int32_t* trim_sinks = nullptr;       // device memory, [n]; null if the batch has none
   const std::int32_t* trim_first_kept = nullptr;  // the same
   AttentionParams params = {};                    // its slopes and sinks are of device memory
   ConstRowsView q = {};  // [query_start[n], q_heads, head_dim_k], aligned to 16 bytes
@@ -149,8 +149,9 @@ class KVFOLIO_API AttendPlan {
   // What the kernels read of the plan: to be copied to device memory, aligned to 16 bytes, before
   // attend() runs (upload() does it).
   [[nodiscard]] std::span<const std::byte> image() const noexcept;
-  // Device memory that attend() writes, aligned to 16 bytes. Its first zeroed_bytes() are zero
-  // before the first call, and each call leaves them so.
+  // Device memory that attend() writes, aligned to 16 bytes; null if these are 0. Both grow with
+  // the lengths (cuda_wrapper.h has a bound). Its first zeroed_bytes() are zero before the first
+  // call, and each call leaves them so.
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept;
   [[nodiscard]] std::int64_t zeroed_bytes() const noexcept;
   // "cuda-sm90-general" or "cuda-sm90-tiles": rows of one name have one set of bits.

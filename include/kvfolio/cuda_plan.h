@@ -10,7 +10,11 @@
 //                                                         .groups = groups});
 //   const StepPlan& plan = **manager->plan({.block_tables = false, .changed_entries = true});
 //   device_plan->upload(plan, stream);  // one copy and two kernels, behind the step before
-//   attend(device_plan->arrays(), device_plan->group(GroupId(0)), stream);
+//   DeviceAttention call = device_plan->attention(plan, GroupId(0));  // for plan_attend(),
+//   attend()
+//
+// The plan's own copies (GroupPlan::copy_src) come in front of all that the step writes:
+// run_copies(), or, with ManagerOptions::copies_by_host, cuda::copy_blocks() on the stream.
 //
 // A step is written to one of `steps_in_flight` pieces of pinned memory, goes up in one copy, and
 // lies at the same addresses as the step before. So uploads, and the kernels that read them, go in
@@ -131,6 +135,26 @@ class KVFOLIO_API DevicePlan {
   // Requires: `group` names a group.
   [[nodiscard]] const DeviceGroupPlan& group(GroupId group) const noexcept;
   [[nodiscard]] std::int32_t num_groups() const noexcept;
+  // What attend() takes of a plan that was uploaded: its lengths on the host and here, and the
+  // batch's table here. The caller adds cache, params, q and out. Requires: batch_tables, a group
+  // of the plan; the plan's arrays live.
+  [[nodiscard]] DeviceAttention attention(const StepPlan& plan, GroupId group) const noexcept {
+    const DevicePlanArrays& all = arrays();
+    const DeviceGroupPlan& own = this->group(group);
+    DeviceAttention call;
+    call.batch.query_start = plan.query_start;
+    call.batch.kv_lens = plan.kv_lens;
+    call.batch.block_table = {own.batch_table,
+                              plan.kv_lens.size() * static_cast<std::size_t>(own.table_stride)};
+    call.batch.block_table_stride = own.table_stride;
+    call.batch.trim_sinks = plan.trim_sinks;
+    call.batch.trim_first_kept = plan.trim_first_kept;
+    call.query_start = all.query_start;
+    call.kv_lens = all.kv_lens;
+    call.trim_sinks = plan.trim_sinks.empty() ? nullptr : all.trim_sinks;
+    call.trim_first_kept = plan.trim_first_kept.empty() ? nullptr : all.trim_first_kept;
+    return call;
+  }
   [[nodiscard]] std::int64_t device_bytes() const noexcept;
   [[nodiscard]] std::int64_t pinned_bytes() const noexcept;
 

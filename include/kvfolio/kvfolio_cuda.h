@@ -447,6 +447,7 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
 //  - ordinal(), capability_major(), capability_minor(), num_multiprocessors() of Device: fields of
 //    kvfolio_cuda_device_info.
 //  - kind(), copy_batch() and the rest of a MemoryResource: kvfolio_memory_resource has them.
+//  - attention() of DevicePlan: the caller fills its kvfolio_cuda_attention.
 //  - arrays(), group() and num_groups() of DevicePlan: kvfolio_cuda_plan_get_arrays() and
 //    kvfolio_cuda_plan_get_group().
 //  - cuda_graph.h: an engine in another language captures with what it has.
