@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache of kvfolio in the memory of an NVIDIA card, over tensors of torch or whoever speaks DLPack.
+"""A cache of kvfolio in the memory of an NVIDIA card, over tensors of torch and of other packages that speak DLPack.
 
 >>> import torch, kvfolio as kv
 >>> from kvfolio import cuda

@@ -47,7 +47,7 @@ struct World {
     EXPECT_EQ(fake.current, std::vector<void*>{&mine});
   }
 
-  // Neither waits, and both leave the context as it was.
+  // Submits, or polls, and checks that the call does not wait and leaves the context as it was.
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction,
                             void* stream = nullptr) {
     const int before = fake.waits;

@@ -133,7 +133,7 @@ class Options:
         return dict(self._given)
 
     def end(self) -> None:
-        """Whatever nobody asked for is a mistake in the configuration."""
+        """Refuses options that the adapter does not have: a mistake in the configuration."""
         for field in self._given:
             raise self.refusal(field, "is not known here")
 
