@@ -33,7 +33,8 @@ class Fibers {
 
  private:
   struct Fiber;
-  static void enter(Fibers* all);
+  static void enter();  // the first call on the stack of a fiber
+  void run();
   std::vector<std::unique_ptr<Fiber>> fibers_;
   Fiber* running_ = nullptr;
 #if defined(__x86_64__)
