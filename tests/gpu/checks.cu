@@ -241,11 +241,12 @@ void run_bits(bool quick) {
       {kBF16, kBF16, 64, 64, 8},   {kBF16, kBF16, 128, 128, 16}, {kF16, kF16, 128, 128, 8},
       {kF16, kF16, 64, 64, 3},     {kInt8, kBF16, 128, 128, 8},  {kInt8, kF16, 64, 64, 4},
       {kE4M3, kBF16, 128, 128, 8}, {kE4M3, kBF16, 64, 64, 1},    {kF32, kF32, 128, 128, 2},
-      {kBF16, kF32, 80, 80, 3},    {kE4M3, kBF16, 192, 128, 4}};
+      {kBF16, kBF16, 256, 256, 8}, {kInt8, kBF16, 256, 256, 2},  {kBF16, kF32, 80, 80, 3},
+      {kE4M3, kBF16, 192, 128, 4}};
   Count all;
   for (const Shape& shape : shapes)
     for (const Kind& kind : kKinds) {
-      const bool general = shape.element == kF32 || shape.dim_k > 128 || shape.dim_k == 80;
+      const bool general = shape.element == kF32 || shape.dim_k == 192 || shape.dim_k == 80;
       if (quick && &kind != &kKinds[0] && &kind != &kKinds[3]) continue;
       const Spec base = spec_of(shape, kind);
       Count count;
@@ -270,9 +271,9 @@ void run_right(bool quick) {
   using enum Element;
   std::vector<Shape> shapes = {{kF32, kF32, 128, 128, 4},  {kBF16, kF32, 576, 512, 16},
                                {kInt8, kBF16, 80, 80, 3},  {kF16, kF16, 8, 16, 2},
-                               {kE4M3, kF16, 192, 128, 8}, {kBF16, kBF16, 256, 256, 4}};
+                               {kE4M3, kF16, 192, 128, 8}, {kBF16, kF32, 256, 256, 4}};
   for (const Element e : {kBF16, kF16, kInt8, kE4M3})
-    for (const int dim : {128, 64})
+    for (const int dim : {256, 128, 64})
       for (const int group : {1, 4, 8, 16}) {
         if (quick && group != 8) continue;
         shapes.push_back({e, e == kF16 ? kF16 : kBF16, dim, dim, group});
@@ -316,7 +317,8 @@ void run_nan(bool quick) {
   Count all, untouched;
   for (const Shape& shape : {Shape{kBF16, kBF16, 128, 128, 8}, Shape{kBF16, kBF16, 128, 128, 2},
                              Shape{kF16, kF16, 64, 64, 1}, Shape{kInt8, kBF16, 128, 128, 4},
-                             Shape{kE4M3, kBF16, 64, 64, 8}, Shape{kF32, kF32, 64, 64, 2}})
+                             Shape{kE4M3, kBF16, 64, 64, 8}, Shape{kBF16, kBF16, 256, 256, 4},
+                             Shape{kF32, kF32, 64, 64, 2}})
     for (const Kind& kind : kKinds) {
       if (quick && &kind != &kKinds[1]) continue;
       const int len = 1300, n = 200;
@@ -355,7 +357,8 @@ void run_nan(bool quick) {
 void run_tiny(bool) {
   using enum Element;
   for (const Shape& shape : {Shape{kBF16, kBF16, 128, 128, 8}, Shape{kInt8, kBF16, 64, 64, 8},
-                             Shape{kE4M3, kBF16, 128, 128, 16}, Shape{kF32, kF32, 80, 80, 2}}) {
+                             Shape{kE4M3, kBF16, 128, 128, 16}, Shape{kF16, kF16, 256, 256, 2},
+                             Shape{kF32, kF32, 80, 80, 2}}) {
     Arena arena;
     Spec spec = spec_of(shape, kKinds[3]);
     spec.heads = 1;

@@ -178,6 +178,8 @@ std::vector<TimedShape> decode_shapes(bool quick) {
     decode(b, 8, 8, 128, 16, false, n, len);
   decode(b, 8, 8, 128, 16, true, 32, 4096);
   decode(b, 8, 8, 128, 1, false, 32, 4096);
+  decode(b, 8, 4, 256, 16, false, 32, 4096);
+  decode(Element::kInt8, 8, 4, 256, 16, false, 32, 4096);
   decode(b, 8, 8, 64, 16, false, 64, 8192);
   decode(Element::kF16, 8, 8, 128, 16, false, 32, 4096);
   decode(Element::kInt8, 8, 8, 128, 16, false, 32, 4096);
@@ -204,6 +206,7 @@ std::vector<TimedShape> prefill_shapes(bool quick) {
   prefill(b, 4, 128, 1, 2048, 8192);
   prefill(Element::kF16, 8, 128, 1, 2048, 8192);
   prefill(b, 8, 64, 1, 2048, 8192);
+  prefill(b, 8, 256, 1, 512, 4608);
   prefill(Element::kInt8, 8, 128, 1, 2048, 8192);
   prefill(Element::kE4M3, 8, 128, 1, 2048, 8192);
   return shapes;

@@ -199,19 +199,21 @@ Status check(const AttentionCall& call) {
 
 Family family_of(const AttentionCall& call) {
   const CacheArgs& cache = call.cache;
-  if (cache.dim_k != cache.dim_v || (cache.dim_k != 64 && cache.dim_k != 128)) {
-    return Family::kGeneral;
-  }
+  if (cache.dim_k != cache.dim_v) return Family::kGeneral;
+  Family family = Family::kGeneral;
+  if (cache.dim_k == 64) family = Family::kTiles64;
+  if (cache.dim_k == 128) family = Family::kTiles128;
+  if (cache.dim_k == 256) family = Family::kTiles256;
   const bool queries_fit = has_scales(cache.element)
                                ? call.q_element != Element::kF32
                                : cache.element == call.q_element && cache.element != Element::kF32;
-  if (!queries_fit) return Family::kGeneral;
-  return cache.dim_k == 64 ? Family::kTiles64 : Family::kTiles128;
+  return queries_fit ? family : Family::kGeneral;
 }
 
 // Whether stream_kernel computes these shapes: it wants 16-bit elements, equal strides of K and V.
 bool stream_takes(const AttentionCall& call, Family family) {
-  return family != Family::kGeneral && !has_scales(call.cache.element) && call.group_size <= 8 &&
+  return (family == Family::kTiles64 || family == Family::kTiles128) &&
+         !has_scales(call.cache.element) && call.group_size <= 8 &&
          call.cache.k_strides == call.cache.v_strides;
 }
 
@@ -309,7 +311,7 @@ Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoi
   const CacheArgs& cache = call.cache;
   plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
   PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
-  if (plan.family != Family::kGeneral) {
+  if (plan.family == Family::kTiles64 || plan.family == Family::kTiles128) {
     if (call.group_size > 8) options.group_rows = 16;
     options.prefill_rows = choice.prefill ? 128 : 0;
     options.prefill_from = 4 * options.group_rows;

@@ -31,6 +31,7 @@ enum class Family : std::int32_t {
   kGeneral = 0,  // f32 products, any head dims: correct, not fast
   kTiles64 = 1,  // mma, head_dim 64
   kTiles128 = 2,
+  kTiles256 = 3,  // by nodes alone: no prefill kernel, no stream
 };
 
 struct AttentionCall {

@@ -133,6 +133,9 @@ TEST(CudaAttention, TheKernelFollowsFromElementsAndHeadDimsAlone) {
   f.call.cache.k_strides.block += 16;
   f.call.cache.block_size = 32;
   EXPECT_EQ(plan_attention(f.call)->family, Family::kTiles128);
+  f.call.cache.dim_k = f.call.cache.dim_v = 256;
+  f.call.q_head_stride = f.call.out_head_stride = 512;
+  EXPECT_EQ(plan_attention(f.call)->family, Family::kTiles256);
   f.call.cache.dim_k = f.call.cache.dim_v = 80;
   EXPECT_EQ(plan_attention(f.call)->family, Family::kGeneral);
 }

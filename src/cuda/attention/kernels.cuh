@@ -19,6 +19,11 @@ template <Element E, int D>
 struct FewNodes {
   static constexpr int kBlocks = 2, kStages = 768 / (D * element_bytes(E));
 };
+// One block has the ring and the registers of two.
+template <Element E>
+struct FewNodes<E, 256> {
+  static constexpr int kBlocks = 1, kStages = 1536 / (256 * element_bytes(E));
+};
 template <Element E, int D>
 struct ManyNodes {
   static constexpr int kBlocks = D == 64 ? 4 : 3;
@@ -27,6 +32,9 @@ struct ManyNodes {
   static constexpr int kStages = (kShared - (OneStage::kBytes - OneStage::kRing)) / OneStage::kRing;
   static_assert(kStages >= 2);
 };
+
+template <Element E>
+struct ManyNodes<E, 256> : FewNodes<E, 256> {};
 
 // False: there is no such kernel.
 template <Element E, int D, typename Start>
@@ -39,7 +47,11 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
   switch (launch.kernel) {
     case KernelName::kNode:
       if (launch.group_rows != 8) {
-        start_nodes.template operator()<FewNodes<E, D>, 2>();
+        if constexpr (D == 256) {
+          return false;  // 16 rows of so many dims have no room in registers
+        } else {
+          start_nodes.template operator()<FewNodes<E, D>, 2>();
+        }
       } else if (launch.many_nodes) {
         start_nodes.template operator()<ManyNodes<E, D>, 1>();
       } else {
@@ -47,8 +59,11 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
       }
       return true;
     case KernelName::kPrefill:
-      start(prefill_kernel<E, D>, PrefillMemory<E, D>::kThreads, PrefillMemory<E, D>::kBytes);
-      return true;
+      if constexpr (D <= 128) {
+        start(prefill_kernel<E, D>, PrefillMemory<E, D>::kThreads, PrefillMemory<E, D>::kBytes);
+        return true;
+      }
+      return false;
     case KernelName::kWgmma:
       if constexpr (D == 128 && !has_scales(E)) {
         start(wgmma_kernel<E == Element::kF16>, kGroupThreads, GroupMemory::kBytes);
@@ -56,7 +71,7 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
       }
       return false;
     case KernelName::kStream:
-      if constexpr (!has_scales(E)) {
+      if constexpr (D <= 128 && !has_scales(E)) {
         start(stream_kernel<E, D>, 128, StreamMemory<E, D>::kBytes);
         return true;
       }

@@ -40,6 +40,7 @@ Status host_launch(void* /*state*/, const KernelLaunch& launch) {
   bool known = start_others(launch, start);
   auto tiles = [&]<Element E>() {
     if (launch.element == E && launch.head_dim == 64) known |= start_tiles<E, 64>(launch, start);
+    if (launch.element == E && launch.head_dim == 256) known |= start_tiles<E, 256>(launch, start);
     if constexpr (E == Element::kBF16) {
       if (launch.element == E && launch.head_dim == 128)
         known |= start_tiles<E, 128>(launch, start);
@@ -628,6 +629,35 @@ TEST(CudaKernels, HeadDim128RunsOnWgmmaAndHasTheBitsOfDecode) {
   c.dim_k = c.dim_v = 128;
   c.heads = 1;
   c.sequences = {{1, 150, 33}, {2, 1100, 1}, {3, 300, 40}};
+  check(c);
+}
+
+// By nodes alone: a chunk of many rows as well, and 16 query heads in groups of 8.
+TEST(CudaKernels, HeadDim256RunsOnNodesInAllFourTypes) {
+  for (const Element element : {Element::kBF16, Element::kF16, Element::kInt8, Element::kE4M3}) {
+    Case c;
+    c.element = element;
+    if (element == Element::kF16) c.q_element = element;
+    c.dim_k = c.dim_v = 256;
+    c.heads = 1;
+    c.group_size = element == Element::kBF16 ? 16 : 2;
+    c.sequences = {{1, 90, 9}, {2, 1100, 1}, {3, 0, 0}};
+    SCOPED_TRACE(to_string(element));
+    Output output;
+    EXPECT_EQ(plan_attention(Problem(c).call(output))->family, Family::kTiles256);
+    check(c);
+  }
+}
+
+TEST(CudaKernels, HeadDim256KnowsMasksCapsSlopesAndSinks) {
+  Case c;
+  c.dim_k = c.dim_v = 256;
+  c.heads = 1;
+  c.mask = {Rule::kSlidingWindow, 70, 3, 1};
+  c.soft_cap = 3.0f;
+  c.alibi = c.sinks = true;
+  c.sequences = {{1, 1100, 2}, {2, 100, 40}, {3, 80, 1, 5, 60}};
+  c.wrong = {{0, 1099, kNan}, {1, 99, std::numeric_limits<float>::infinity()}};
   check(c);
 }
 

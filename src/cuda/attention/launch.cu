@@ -12,12 +12,16 @@ namespace kvfolio::cuda {
   bool start_tiles_on_device<Element::element, dim>(const DeviceStart& start);
 KVFOLIO_TILES(kF16, 64)
 KVFOLIO_TILES(kF16, 128)
+KVFOLIO_TILES(kF16, 256)
 KVFOLIO_TILES(kBF16, 64)
 KVFOLIO_TILES(kBF16, 128)
+KVFOLIO_TILES(kBF16, 256)
 KVFOLIO_TILES(kInt8, 64)
 KVFOLIO_TILES(kInt8, 128)
+KVFOLIO_TILES(kInt8, 256)
 KVFOLIO_TILES(kE4M3, 64)
 KVFOLIO_TILES(kE4M3, 128)
+KVFOLIO_TILES(kE4M3, 256)
 #undef KVFOLIO_TILES
 
 namespace {
@@ -26,6 +30,7 @@ template <Element E>
 bool start_tiles_of(const DeviceStart& start) {
   if (start.launch.head_dim == 64) return start_tiles_on_device<E, 64>(start);
   if (start.launch.head_dim == 128) return start_tiles_on_device<E, 128>(start);
+  if (start.launch.head_dim == 256) return start_tiles_on_device<E, 256>(start);
   return false;
 }
 

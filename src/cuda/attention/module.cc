@@ -20,20 +20,23 @@ constexpr std::int32_t kSharedOfAnyKernel = 48 << 10;
 
 // Stages, blocks of an SM and shared memory of node_kernel, and what the others have.
 struct TileNumbers {
-  std::int32_t few_stages, few_bytes;
+  std::int32_t few_stages, few_blocks, few_bytes;
   std::int32_t many_stages, many_blocks, many_bytes;
   std::int32_t prefill_bytes;
   std::int32_t stream_bytes;
 };
-constexpr std::int32_t kFewBlocks = 2;
-constexpr TileNumbers kHalf64{6, 106496, 3, 4, 57344, 109056, 75536};
-constexpr TileNumbers kHalf128{3, 106496, 2, 3, 73728, 207360, 76304};
-constexpr TileNumbers kByte64{12, 114688, 5, 4, 57344, 96768, 0};
-constexpr TileNumbers kByte128{6, 114688, 3, 3, 65536, 178688, 0};
+constexpr TileNumbers kHalf64{6, 2, 106496, 3, 4, 57344, 109056, 75536};
+constexpr TileNumbers kHalf128{3, 2, 106496, 2, 3, 73728, 207360, 76304};
+constexpr TileNumbers kByte64{12, 2, 114688, 5, 4, 57344, 96768, 0};
+constexpr TileNumbers kByte128{6, 2, 114688, 3, 3, 65536, 178688, 0};
+constexpr TileNumbers kHalf256{3, 1, 204800, 3, 1, 204800, 0, 0};
+constexpr TileNumbers kByte256{6, 1, 212992, 6, 1, 212992, 0, 0};
 
 const TileNumbers& numbers_of(Element element, std::int32_t head_dim) {
-  if (has_scales(element)) return head_dim == 64 ? kByte64 : kByte128;
-  return head_dim == 64 ? kHalf64 : kHalf128;
+  const bool bytes = has_scales(element);
+  if (head_dim == 64) return bytes ? kByte64 : kHalf64;
+  if (head_dim == 128) return bytes ? kByte128 : kHalf128;
+  return bytes ? kByte256 : kHalf256;
 }
 
 // _ZN7kvfolio4cuda<name>I<arguments>EEvNS0_10AttendArgsE
@@ -46,10 +49,11 @@ std::string mangled(Element element, std::int32_t head_dim) {
 }
 
 AttendKernel node_kernel_of(const KernelLaunch& launch) {
+  if (launch.head_dim == 256 && launch.group_rows != 8) return {};
   const TileNumbers& numbers = numbers_of(launch.element, launch.head_dim);
   const bool many = launch.many_nodes && launch.group_rows == 8;
   const std::int32_t stages = many ? numbers.many_stages : numbers.few_stages;
-  const std::int32_t blocks = many ? numbers.many_blocks : kFewBlocks;
+  const std::int32_t blocks = many ? numbers.many_blocks : numbers.few_blocks;
   return {mangled("node_kernel",
                   concat(mangled(launch.element, launch.head_dim), mangled(launch.group_rows / 8),
                          mangled(stages), mangled(blocks))),
@@ -57,7 +61,8 @@ AttendKernel node_kernel_of(const KernelLaunch& launch) {
 }
 
 bool has_tiles(const KernelLaunch& launch) {
-  return launch.element != Element::kF32 && (launch.head_dim == 64 || launch.head_dim == 128);
+  return launch.element != Element::kF32 &&
+         (launch.head_dim == 64 || launch.head_dim == 128 || launch.head_dim == 256);
 }
 
 }  // namespace
@@ -70,6 +75,7 @@ AttendKernel kernel_of(const KernelLaunch& launch) {
     return {mangled("merge_kernel", mangled(launch.group_rows)), 32, 0};
   }
   if (!has_tiles(launch)) return {};
+  if (launch.kernel != KernelName::kNode && launch.head_dim == 256) return {};
   const TileNumbers& numbers = numbers_of(launch.element, launch.head_dim);
   const std::string tile = mangled(launch.element, launch.head_dim);
   switch (launch.kernel) {
@@ -127,7 +133,7 @@ std::size_t AttendModules::index_of(const KernelLaunch& launch) noexcept {
   const bool other = launch.kernel == KernelName::kGeneral || launch.kernel == KernelName::kMerge;
   std::size_t index = static_cast<std::size_t>(launch.kernel);
   index = index * 5 + (other ? 0 : static_cast<std::size_t>(launch.element));
-  index = index * 2 + (!other && launch.head_dim == 128 ? 1 : 0);
+  index = index * 3 + (other ? 0 : static_cast<std::size_t>(launch.head_dim) / 128);
   index = index * 2 + (launch.group_rows == 16 ? 1 : 0);
   return index * 2 + (!other && launch.many_nodes ? 1 : 0);
 }

@@ -49,8 +49,8 @@ class AttendModules {
   Status launch(const KernelLaunch& launch, void* stream);
 
  private:
-  // Kernel, element, head dim 64 or 128, group rows 8 or 16, few or many nodes.
-  static constexpr std::size_t kFunctions = 6 * 5 * 2 * 2 * 2;
+  // Kernel, element, head dim 64, 128 or 256, group rows 8 or 16, few or many nodes.
+  static constexpr std::size_t kFunctions = 6 * 5 * 3 * 2 * 2;
   struct Function {
     void* handle = nullptr;
     std::int32_t threads = 0;

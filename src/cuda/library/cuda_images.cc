@@ -23,7 +23,7 @@ std::vector<std::string> symbols_in(std::string_view image) {
   }
   std::vector<KernelLaunch> launches = other_launches();
   for (const Element element : {Element::kF16, Element::kBF16, Element::kInt8, Element::kE4M3}) {
-    for (const std::int32_t head_dim : {64, 128}) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
       const std::vector<KernelLaunch> tiles = launches_of_tiles(element, head_dim);
       launches.insert(launches.end(), tiles.begin(), tiles.end());
     }

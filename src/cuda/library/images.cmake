@@ -2,7 +2,7 @@
 # What nvcc makes of the kernels, and the table of it that is linked into libkvfolio_cuda: ${images}.
 #   moves                    for sm_80, sm_90a, and PTX for all later cards
 #   attend, attend_TYPE_DIM  for sm_90a: cubins, whose kernels start behind each other by its means
-set(KVFOLIO_CUDA_TILES "bf16_128;bf16_64;f16_128;f16_64;int8_128;int8_64;e4m3_128;e4m3_64" CACHE STRING
+set(KVFOLIO_CUDA_TILES "bf16_128;bf16_64;bf16_256;f16_128;f16_64;f16_256;int8_128;int8_64;int8_256;e4m3_128;e4m3_64;e4m3_256" CACHE STRING
   "Element types and head dims whose attention libkvfolio_cuda has on tensor cores; 8 to 30 s each to compile")
 find_program(KVFOLIO_NVCC nvcc PATHS /usr/local/cuda/bin)
 if(NOT KVFOLIO_NVCC)
@@ -36,8 +36,8 @@ endfunction()
 kvfolio_add_image(moves SOURCE move_module.cu FLAGS ${sm_80_on} -fatbin)
 kvfolio_add_image(attend SOURCE attention/launch.cu FLAGS ${sm_90a} -cubin)
 foreach(tile IN LISTS KVFOLIO_CUDA_TILES)
-  if(NOT tile MATCHES "^(bf16|f16|int8|e4m3)_(64|128)$")
-    message(FATAL_ERROR "KVFOLIO_CUDA_TILES has ${tile}, allowed: bf16, f16, int8, e4m3 with _64 or _128")
+  if(NOT tile MATCHES "^(bf16|f16|int8|e4m3)_(64|128|256)$")
+    message(FATAL_ERROR "KVFOLIO_CUDA_TILES has ${tile}, allowed: bf16, f16, int8, e4m3 with _64, _128 or _256")
   endif()
   set(element ${CMAKE_MATCH_1})
   set(dim ${CMAKE_MATCH_2})
