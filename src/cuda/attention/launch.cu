@@ -66,5 +66,6 @@ Status launch_on_device(void* stream, const KernelLaunch& launch) {
 }  // namespace
 
 Launcher device_launcher(void* stream) { return {launch_on_device, stream}; }
+KernelSet launched_set() { return kCompiledSet; }
 
 }  // namespace kvfolio::cuda

@@ -146,6 +146,47 @@ std::vector<KernelLaunch> other_launches() {
   return {general, merge8, merge16};
 }
 
+// ---- what a card has room for ----
+
+namespace {
+
+std::string without_room(const KernelLaunch& launch, KernelSet set, const SharedMemory& shared,
+                         std::string_view card) {
+  return concat(to_string(launch.kernel), " of ", to_string(launch.element), ", head_dim ",
+                launch.head_dim, ", takes ", kernel_of(launch, set).shared_bytes,
+                " bytes of shared memory for a block, ", card, " has ", shared.of_block);
+}
+
+}  // namespace
+
+CardChoice choose_kernels(const AttentionCall& call, KernelSet set, const SharedMemory& shared,
+                          std::int32_t num_sms, std::string_view card) {
+  CardChoice result;
+  KernelChoice& choice = result.choice;
+  choice.num_sms = num_sms;
+  KernelLaunch launch;
+  launch.element = call.cache.element;
+  launch.head_dim = call.cache.dim_k;
+  if (!has_tiles(launch)) return result;  // those that take any shape fit every card
+  const auto blocks = [&](KernelName name) {
+    launch.kernel = name;
+    const AttendKernel kernel = kernel_of(launch, set);
+    if (kernel.symbol.empty()) return 0;
+    const std::int32_t beside_each_other = shared.blocks(kernel.shared_bytes);
+    if (beside_each_other == 0) {
+      result.left_out.push_back(without_room(launch, set, shared, card));
+    }
+    return beside_each_other;
+  };
+  choice.wgmma = blocks(KernelName::kWgmma) > 0;
+  if (!choice.wgmma && blocks(KernelName::kPrefill) == 0) {
+    choice.narrow = choice.prefill = blocks(KernelName::kNarrow) > 0;
+  }
+  choice.stream_blocks_of_sm = std::min(3, blocks(KernelName::kStream));
+  choice.stream = choice.stream_blocks_of_sm > 0;
+  return result;
+}
+
 // ---- modules ----
 
 std::size_t AttendModules::index_of(const KernelLaunch& launch) noexcept {
@@ -225,36 +266,13 @@ std::int32_t AttendModules::blocks_of(const KernelLaunch& launch) const noexcept
 }
 
 std::string AttendModules::no_room(const KernelLaunch& launch) const {
-  return concat(to_string(launch.kernel), " of ", to_string(launch.element), ", head_dim ",
-                launch.head_dim, ", takes ", kernel_of(launch, set()).shared_bytes,
-                " bytes of shared memory for a block, device ", device_->ordinal(), " (",
-                device_->name(), ") has ", shared_.of_block);
+  return without_room(launch, set(), shared_, concat("device ", device_->ordinal(), " (", device_->name(), ")"));
 }
 
 Result<CardChoice> AttendModules::choose(const AttentionCall& call) {
   KVFOLIO_RETURN_IF_ERROR(ask_shared_memory());
-  CardChoice result;
-  KernelChoice& choice = result.choice;
-  choice.num_sms = device_->num_multiprocessors();
-  KernelLaunch launch;
-  launch.element = call.cache.element;
-  launch.head_dim = call.cache.dim_k;
-  if (!has_tiles(launch)) return result;  // those that take any shape fit every card
-  const auto blocks = [&](KernelName name) {
-    launch.kernel = name;
-    const std::int32_t beside_each_other = blocks_of(launch);
-    if (beside_each_other == 0 && !kernel_of(launch, set()).symbol.empty()) {
-      result.left_out.push_back(no_room(launch));
-    }
-    return beside_each_other;
-  };
-  choice.wgmma = blocks(KernelName::kWgmma) > 0;
-  if (!choice.wgmma && blocks(KernelName::kPrefill) == 0) {
-    choice.narrow = choice.prefill = blocks(KernelName::kNarrow) > 0;
-  }
-  choice.stream_blocks_of_sm = std::min(3, blocks(KernelName::kStream));
-  choice.stream = choice.stream_blocks_of_sm > 0;
-  return result;
+  return choose_kernels(call, set(), shared_, device_->num_multiprocessors(),
+                        concat("device ", device_->ordinal(), " (", device_->name(), ")"));
 }
 
 Status AttendModules::prepare(const AttentionCall& call, const AttentionPlan& plan) {

@@ -55,6 +55,11 @@ struct CardChoice {
   std::vector<std::string> left_out;  // a sentence for each kernel that does not fit the card
 };
 
+// `card`: its name, for sentences. The call need not have been checked.
+[[nodiscard]] CardChoice choose_kernels(const AttentionCall& call, KernelSet set,
+                                        const SharedMemory& shared, std::int32_t num_sms,
+                                        std::string_view card);
+
 class AttendModules {
  public:
   AttendModules(std::shared_ptr<Device> device, std::span<const KernelImage> images)
@@ -63,9 +68,8 @@ class AttendModules {
   AttendModules& operator=(const AttendModules&) = delete;
   ~AttendModules();
 
-  // Kernels that this card has room for, and what plan_attention() needs to know of it. A kernel
-  // without room is left out, since another one with the same bits takes its calls. kUnavailable:
-  // the driver. `call` need not have been checked.
+  // choose_kernels() for this card: a kernel without room is left out, since another one with the
+  // same bits takes its calls. kUnavailable: the driver.
   Result<CardChoice> choose(const AttentionCall& call);
   // Loads what attend() may start for this plan of choose(). kUnsupported: a card, or an element
   // type and head dim, that this build has no kernels for, or one that the card has no room for,
