@@ -33,9 +33,9 @@ struct FakeCalls {
     return fake().enter("cuDeviceGetName");
   }
   static DriverResult device_attribute(int* value, int attribute, int) {
-    const std::map<int, int> values = {{16, fake().multiprocessors},    {75, fake().major},
-                                       {76, fake().minor},              {81, fake().shared_of_sm},
-                                       {97, fake().shared_of_block},    {111, 1024}};
+    const std::map<int, int> values = {{16, fake().multiprocessors}, {75, fake().major},
+                                       {76, fake().minor},           {81, fake().shared_of_sm},
+                                       {97, fake().shared_of_block}, {111, 1024}};
     const auto found = values.find(attribute);
     KVFOLIO_CHECK(found != values.end());
     *value = found->second;

@@ -283,7 +283,7 @@ inline void FakeDriver::play(int major_in, int minor_in) {
     int major, minor, multiprocessors, of_block, of_sm;
   };
   // A100, A10, L4, H100, B200, RTX 5090: NVIDIA's tables of compute capabilities, KiB.
-  constexpr Card kCards[] = {{8, 0, 108, 163, 164}, {8, 6, 72, 99, 100},   {8, 9, 58, 99, 100},
+  constexpr Card kCards[] = {{8, 0, 108, 163, 164}, {8, 6, 72, 99, 100},    {8, 9, 58, 99, 100},
                              {9, 0, 132, 227, 228}, {10, 0, 148, 227, 228}, {12, 0, 170, 99, 100}};
   for (const Card& card : kCards) {
     if (card.major != major_in || card.minor != minor_in) continue;

@@ -22,8 +22,8 @@ constexpr KernelChoice kNarrowPrefill = {.wgmma = false, .narrow = true, .stream
 constexpr KernelChoice kNoStream = {.stream = false};
 constexpr KernelChoice kAll = {};
 const Way kWays[] = {
-    {"default", kAll},      {"no stream", kNoStream},   {"stream of 37", {.stream_blocks = 37}},
-    {"no wgmma", kNoWgmma}, {"nodes only", kNodesOnly}, {"many nodes", kManyNodes},
+    {"default", kAll},         {"no stream", kNoStream},   {"stream of 37", {.stream_blocks = 37}},
+    {"no wgmma", kNoWgmma},    {"nodes only", kNodesOnly}, {"many nodes", kManyNodes},
     {"narrow", kNarrowPrefill}};
 // The last one is of cards other than sm_90.
 std::span<const Way> ways() {

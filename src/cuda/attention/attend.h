@@ -72,7 +72,7 @@ struct KernelChoice {
   bool narrow = false;  // prefill by narrow_kernel, of half the rows: for less shared memory
   bool stream = true;
   std::int32_t stream_blocks_of_sm = 3;  // that have room beside each other
-  std::int32_t stream_blocks = 0;  // > 0: a stream of so many blocks wherever it is possible
+  std::int32_t stream_blocks = 0;        // > 0: a stream of so many blocks wherever it is possible
 };
 
 struct AttentionPlan {

@@ -809,10 +809,10 @@ TEST(CudaKernels, NoRowChangesWithTheOrderInWhichWarpsRun) {
     for (unsigned seed = 1; seed <= 3; ++seed) {
       model::set_order(seed);
       EXPECT_EQ(different(c, want, 0, problem.run(), 0, rows_of(c)), 0);
-      EXPECT_EQ(different(c, want, 0,
-                          problem.run({.wgmma = false, .narrow = true}, KernelSet::kSm80), 0,
-                          rows_of(c)),
-                0);
+      EXPECT_EQ(
+          different(c, want, 0, problem.run({.wgmma = false, .narrow = true}, KernelSet::kSm80), 0,
+                    rows_of(c)),
+          0);
     }
     model::set_order(0);
   }

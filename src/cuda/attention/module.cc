@@ -37,10 +37,8 @@ constexpr Numbers kHalf64{{{6, 106496, 3, 4, 57344}, {4, 73728, 2, 3, 40960}},
                           {109056, 75536, 35328}};
 constexpr Numbers kHalf128{{{3, 106496, 2, 3, 73728}, {2, 73728, 2, 2, 73728}},
                            {207360, 76304, 68096}};
-constexpr Numbers kByte64{{{12, 114688, 5, 4, 57344}, {8, 81920, 4, 3, 49152}},
-                          {96768, 0, 23040}};
-constexpr Numbers kByte128{{{6, 114688, 3, 3, 65536}, {4, 81920, 2, 3, 49152}},
-                           {178688, 0, 39424}};
+constexpr Numbers kByte64{{{12, 114688, 5, 4, 57344}, {8, 81920, 4, 3, 49152}}, {96768, 0, 23040}};
+constexpr Numbers kByte128{{{6, 114688, 3, 3, 65536}, {4, 81920, 2, 3, 49152}}, {178688, 0, 39424}};
 
 const Numbers& numbers_of(Element element, std::int32_t head_dim) {
   if (has_scales(element)) return head_dim == 64 ? kByte64 : kByte128;
@@ -120,9 +118,8 @@ std::string image_of(const KernelLaunch& launch, KernelSet set) {
 
 std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim, KernelSet set) {
   std::vector<KernelLaunch> launches;
-  for (const KernelName kernel :
-       {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma, KernelName::kStream,
-        KernelName::kNarrow}) {
+  for (const KernelName kernel : {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma,
+                                  KernelName::kStream, KernelName::kNarrow}) {
     for (const std::int32_t group_rows : {8, 16}) {
       for (const bool many : {false, true}) {
         KernelLaunch launch;
@@ -266,7 +263,8 @@ std::int32_t AttendModules::blocks_of(const KernelLaunch& launch) const noexcept
 }
 
 std::string AttendModules::no_room(const KernelLaunch& launch) const {
-  return without_room(launch, set(), shared_, concat("device ", device_->ordinal(), " (", device_->name(), ")"));
+  return without_room(launch, set(), shared_,
+                      concat("device ", device_->ordinal(), " (", device_->name(), ")"));
 }
 
 Result<CardChoice> AttendModules::choose(const AttentionCall& call) {
@@ -287,8 +285,8 @@ Status AttendModules::prepare(const AttentionCall& call, const AttentionPlan& pl
     return {ErrorCode::kUnsupported,
             concat("attention is compiled for compute capability ",
                    set() == KernelSet::kSm80 ? "9.0" : "8.0 and later but for 9.0", ", device ",
-                   device_->ordinal(), " (", device_->name(), ") has ",
-                   device_->capability_major(), ".", device_->capability_minor())};
+                   device_->ordinal(), " (", device_->name(), ") has ", device_->capability_major(),
+                   ".", device_->capability_minor())};
   }
   launch.element = call.cache.element;
   launch.head_dim = call.cache.dim_k;

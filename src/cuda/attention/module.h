@@ -99,7 +99,7 @@ class AttendModules {
 
   std::shared_ptr<Device> device_;
   std::span<const KernelImage> images_;
-  std::mutex mutex_;  // of what follows, while it is loaded
+  std::mutex mutex_;     // of what follows, while it is loaded
   SharedMemory shared_;  // asked for once; of_block is 0 before
   std::vector<std::string> loaded_;
   std::vector<void*> modules_;

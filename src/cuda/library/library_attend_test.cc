@@ -51,8 +51,8 @@ void numbers_of_a_set_are_those_of_the_text() {
     std::string name;
     if (launch.kernel == KernelName::kNode) {
       const bool many = launch.many_nodes && launch.group_rows == 8;
-      bytes = many ? NodeMemory<E, D, Many::kStages>::kBytes
-                   : NodeMemory<E, D, Few::kStages>::kBytes;
+      bytes =
+          many ? NodeMemory<E, D, Many::kStages>::kBytes : NodeMemory<E, D, Few::kStages>::kBytes;
       const int stages = many ? Many::kStages : Few::kStages;
       const int blocks = many ? Many::kBlocks : Few::kBlocks;
       name = text::concat("ELi", D, "ELi", launch.group_rows / 8, "ELi", stages, "ELi", blocks,
@@ -122,9 +122,11 @@ TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
   EXPECT_EQ(kernel_of(launch, KernelSet::kSm80).symbol,
             "_ZN7kvfolio4cuda13narrow_kernelILNS0_7ElementE2ELi128EEEvNS0_10AttendArgsE");
   launch.kernel = KernelName::kWgmma;
-  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol, "_ZN7kvfolio4cuda12wgmma_kernelILb0EEEvNS0_10AttendArgsE");
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
+            "_ZN7kvfolio4cuda12wgmma_kernelILb0EEEvNS0_10AttendArgsE");
   launch.kernel = KernelName::kMerge;
-  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol, "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
+            "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
 }
 
 // ---- calls ----
@@ -154,11 +156,10 @@ KernelsOnHost model_kernels() {
         KVFOLIO_CHECK(threads == text_threads && shared == text_shared);
         model::launch(launch.grid, threads, shared, false, [&] { kernel(launch.args); });
       };
-      const bool known =
-          start_others(launch, begin) ||
-          (set == KernelSet::kSm80
-               ? start_tiles<Element::kBF16, 64, KernelSet::kSm80>(launch, begin)
-               : start_tiles<Element::kBF16, 64, KernelSet::kSm90a>(launch, begin));
+      const bool known = start_others(launch, begin) ||
+                         (set == KernelSet::kSm80
+                              ? start_tiles<Element::kBF16, 64, KernelSet::kSm80>(launch, begin)
+                              : start_tiles<Element::kBF16, 64, KernelSet::kSm90a>(launch, begin));
       KVFOLIO_CHECK(known);
     };
     return work;
@@ -533,15 +534,18 @@ TEST(CudaAttendCards, EachTakesItsImagesAndTheKernelsThatItHasRoomFor) {
       {8, 0, "cuda-sm80-tiles: cuda-prefill, cuda-node, cuda-merge"},
       {8, 6,
        "cuda-sm86-tiles: cuda-narrow, cuda-node, cuda-merge; left out: cuda-prefill of bf16, "
-       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has 101376"},
+       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has "
+       "101376"},
       {8, 9,
        "cuda-sm89-tiles: cuda-narrow, cuda-node, cuda-merge; left out: cuda-prefill of bf16, "
-       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has 101376"},
+       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has "
+       "101376"},
       {9, 0, "cuda-sm90-tiles: cuda-prefill, cuda-node, cuda-merge"},
       {10, 0, "cuda-sm100-tiles: cuda-prefill, cuda-node, cuda-merge"},
       {12, 0,
        "cuda-sm120-tiles: cuda-narrow, cuda-node, cuda-merge; left out: cuda-prefill of bf16, "
-       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has 101376"}};
+       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has "
+       "101376"}};
   std::vector<float> rows;
   for (const PlayedCard& card : cards) {
     SCOPED_TRACE(card.explains);
@@ -583,8 +587,7 @@ TEST(CudaAttendCards, AStreamHasAsManyBlocksAsFitBesideEachOther) {
 
 // What every type and head dim has on each card: nothing but prefill is ever left out.
 TEST(CudaAttendCards, NodesAndStreamsFitEveryCard) {
-  for (const auto& [major, minor] :
-       {std::pair{8, 0}, {8, 6}, {8, 9}, {9, 0}, {10, 0}, {12, 0}}) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {9, 0}, {10, 0}, {12, 0}}) {
     FakeDriver fake;
     fake.play(major, minor);
     const auto device = open_device();
@@ -604,12 +607,11 @@ TEST(CudaAttendCards, NodesAndStreamsFitEveryCard) {
           EXPECT_LE(kernel_of(launch, set).shared_bytes, fake.shared_of_block)
               << to_string(launch.kernel);
         }
-        const bool wide = fake.shared_of_block >=
-                          kernel_of({.kernel = KernelName::kPrefill,
-                                     .element = element,
-                                     .head_dim = head_dim},
-                                    set)
-                              .shared_bytes;
+        const bool wide =
+            fake.shared_of_block >=
+            kernel_of({.kernel = KernelName::kPrefill, .element = element, .head_dim = head_dim},
+                      set)
+                .shared_bytes;
         EXPECT_EQ(chosen->choice.narrow, !wide);
         EXPECT_EQ(chosen->left_out.size(), wide ? 0u : 1u);
       }
@@ -624,9 +626,10 @@ TEST(CudaAttendCards, AKernelWithoutRoomIsRefusedByNameAndNumbers) {
   const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.error().code(), ErrorCode::kUnsupported);
-  EXPECT_EQ(plan.error().message(),
-            "cuda-node of bf16, head_dim 64, takes 73728 bytes of shared memory for a block, device 0 "
-            "(Fake 0) has 49152");
+  EXPECT_EQ(
+      plan.error().message(),
+      "cuda-node of bf16, head_dim 64, takes 73728 bytes of shared memory for a block, device 0 "
+      "(Fake 0) has 49152");
   // The kernel for any shape has room.
   Twins general(fake, DType::kF32, 24, DType::kF32);
   EXPECT_TRUE(plan_attend(*general.kernels, general.call));
@@ -634,8 +637,9 @@ TEST(CudaAttendCards, AKernelWithoutRoomIsRefusedByNameAndNumbers) {
 
 TEST(CudaAttendCards, ABuildForOthersIsRefusedWithBoth) {
   const std::pair<std::span<const KernelImage>, const char*> builds[] = {
-      {std::span(kImages).first(3), "attention is compiled for compute capability 9.0, device 0 "
-                                    "(Fake 0) has 8.0"},
+      {std::span(kImages).first(3),
+       "attention is compiled for compute capability 9.0, device 0 "
+       "(Fake 0) has 8.0"},
       {std::span(kImages).first(1), "this build has no kernels attend_sm80"}};
   for (const auto& [images, sentence] : builds) {
     FakeDriver fake;
@@ -653,9 +657,10 @@ TEST(CudaAttendCards, ABuildForOthersIsRefusedWithBoth) {
   const auto kernels = *load_kernels(twins.device, {}, others);
   const Result<AttendPlan> plan = plan_attend(*kernels, twins.call);
   ASSERT_FALSE(plan);
-  EXPECT_EQ(plan.error().message(),
-            "attention is compiled for compute capability 8.0 and later but for 9.0, device 0 (Fake "
-            "0) has 9.0");
+  EXPECT_EQ(
+      plan.error().message(),
+      "attention is compiled for compute capability 8.0 and later but for 9.0, device 0 (Fake "
+      "0) has 9.0");
 }
 
 }  // namespace
