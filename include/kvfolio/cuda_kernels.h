@@ -154,8 +154,13 @@ class KVFOLIO_API AttendPlan {
   // call, and each call leaves them so.
   [[nodiscard]] std::int64_t workspace_bytes() const noexcept;
   [[nodiscard]] std::int64_t zeroed_bytes() const noexcept;
-  // "cuda-sm90-general" or "cuda-sm90-tiles": rows of one name have one set of bits.
+  // "cuda-sm90-general" or "cuda-sm90-tiles", by the card's architecture: rows of one name have one
+  // set of bits.
   [[nodiscard]] std::string_view target() const noexcept;
+  // "cuda-sm86-tiles: cuda-narrow, cuda-node; left out: cuda-prefill of bf16, head_dim 128, takes
+  // 207360 bytes of shared memory for a block, device 0 (...) has 101376": the target, the kernels
+  // that attend() starts, and those that the card has no room for, whose calls others take.
+  [[nodiscard]] std::string explain() const;
   // Changes with the lengths of a batch, where more or less work is started for them.
   [[nodiscard]] AttendShape shape() const noexcept;
 

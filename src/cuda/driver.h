@@ -57,6 +57,12 @@ struct LaunchConfig {
   LaunchAttribute* attributes = nullptr;
   unsigned num_attributes = 0;
 };
+// Attributes of functions and devices.
+inline constexpr int kDynamicSharedBytes = 8;  // that a kernel may be started with
+inline constexpr int kSharedBytesOfSm = 81;
+inline constexpr int kSharedBytesOfBlock = 97;  // of a kernel that asks for it
+inline constexpr int kSharedBytesKept = 111;    // of each block, by the driver
+
 // A launch that may begin before the one in front of it is complete.
 inline constexpr int kProgrammaticSerialization = 6;
 

@@ -33,7 +33,12 @@ struct FakeCalls {
     return fake().enter("cuDeviceGetName");
   }
   static DriverResult device_attribute(int* value, int attribute, int) {
-    *value = attribute == 75 ? fake().major : attribute == 76 ? fake().minor : 132;
+    const std::map<int, int> values = {{16, fake().multiprocessors}, {75, fake().major},
+                                       {76, fake().minor},           {81, fake().shared_of_sm},
+                                       {97, fake().shared_of_block}, {111, 1024}};
+    const auto found = values.find(attribute);
+    KVFOLIO_CHECK(found != values.end());
+    *value = found->second;
     return fake().enter("cuDeviceGetAttribute");
   }
   static void* context_of(int device) {
@@ -317,6 +322,7 @@ struct FakeCalls {
     if (const DriverResult error = enter_outside("cuModuleLoadData"); error != 0) return error;
     *module = const_cast<void*>(image);
     ++fake().modules_;
+    fake().images.push_back(image);
     return 0;
   }
   static DriverResult module_unload(void*) {
@@ -333,11 +339,15 @@ struct FakeCalls {
   static DriverResult function_attribute(void* function, int attribute, int value) {
     if (const DriverResult error = enter("cuFuncSetAttribute"); error != 0) return error;
     KVFOLIO_CHECK(attribute == 8);
+    if (value > fake().shared_of_block) return kInvalidValue;
     fake().shared_bytes[*static_cast<std::string*>(function)] = value;
     return 0;
   }
   static DriverResult launch_with(const LaunchConfig* config, void* function, void** parameters,
                                   void** extra) {
+    // Only kernels of 9.0 on know how to wait for the launch in front.
+    if (config->num_attributes > 0 && fake().major < 9) return kInvalidValue;
+    fake().overlapping_launches += static_cast<int>(config->num_attributes);
     return launch(function, config->grid_x, config->grid_y, config->grid_z, config->block_x,
                   config->block_y, config->block_z, config->shared_bytes, config->stream,
                   parameters, extra);

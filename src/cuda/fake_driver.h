@@ -44,6 +44,11 @@ class FakeDriver {
   int devices = 2;
   int major = 9;
   int minor = 5;
+  int multiprocessors = 132;
+  int shared_of_block = 227 << 10;  // at most, if a kernel asks for it
+  int shared_of_sm = 228 << 10;
+  // Plays a card of this compute capability with its limits: those of the first one that had it.
+  void play(int major_in, int minor_in);
   bool touchable = false;
   // What a launch does, or an empty function: that kernel is not known.
   struct Start {
@@ -86,6 +91,8 @@ class FakeDriver {
   std::vector<Launch> launches;
   std::size_t args_bytes = 16;              // of a launch that are kept
   std::map<std::string, int> shared_bytes;  // that a kernel was allowed, by name
+  std::vector<const void*> images;          // that were loaded
+  int overlapping_launches = 0;             // that may begin before the one in front is complete
 
   // What was taken and not given back.
   [[nodiscard]] std::size_t open() const {
@@ -270,6 +277,25 @@ class FakeDriver {
   std::size_t modules_ = 0;
   std::size_t steps_ = 0;
 };
+
+inline void FakeDriver::play(int major_in, int minor_in) {
+  struct Card {
+    int major, minor, multiprocessors, of_block, of_sm;
+  };
+  // A100, A10, L4, H100, B200, RTX 5090: NVIDIA's tables of compute capabilities, KiB.
+  constexpr Card kCards[] = {{8, 0, 108, 163, 164}, {8, 6, 72, 99, 100},    {8, 9, 58, 99, 100},
+                             {9, 0, 132, 227, 228}, {10, 0, 148, 227, 228}, {12, 0, 170, 99, 100}};
+  for (const Card& card : kCards) {
+    if (card.major != major_in || card.minor != minor_in) continue;
+    major = card.major;
+    minor = card.minor;
+    multiprocessors = card.multiprocessors;
+    shared_of_block = card.of_block << 10;
+    shared_of_sm = card.of_sm << 10;
+    return;
+  }
+  KVFOLIO_CHECK(false);
+}
 
 }  // namespace kvfolio::cuda
 

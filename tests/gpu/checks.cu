@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <span>
 
+#include "cuda/attention/launch.h"
 #include "problem.h"
 
 namespace kvfolio::cuda {
@@ -16,11 +18,17 @@ constexpr KernelChoice kNodesOnly = {.wgmma = false, .prefill = false, .stream =
 constexpr KernelChoice kManyNodes = {
     .num_sms = 1, .wgmma = false, .prefill = false, .stream = false};
 constexpr KernelChoice kNoWgmma = {.wgmma = false, .stream = false};
+constexpr KernelChoice kNarrowPrefill = {.wgmma = false, .narrow = true, .stream = false};
 constexpr KernelChoice kNoStream = {.stream = false};
 constexpr KernelChoice kAll = {};
 const Way kWays[] = {
-    {"default", kAll},      {"no stream", kNoStream},   {"stream of 37", {.stream_blocks = 37}},
-    {"no wgmma", kNoWgmma}, {"nodes only", kNodesOnly}, {"many nodes", kManyNodes}};
+    {"default", kAll},         {"no stream", kNoStream},   {"stream of 37", {.stream_blocks = 37}},
+    {"no wgmma", kNoWgmma},    {"nodes only", kNodesOnly}, {"many nodes", kManyNodes},
+    {"narrow", kNarrowPrefill}};
+// The last one is of cards other than sm_90.
+std::span<const Way> ways() {
+  return std::span(kWays).first(std::size(kWays) - (launched_set() == KernelSet::kSm80 ? 0 : 1));
+}
 
 struct Count {
   long long rows = 0, different = 0;
@@ -100,7 +108,7 @@ std::vector<Output> alone(const Spec& base, Count& count, bool quick) {
     Problem problem;
     build(arena, spec, problem);
     outputs.push_back(run(problem, kNodesOnly));
-    for (const Way& way : kWays)
+    for (const Way& way : ways())
       if (!quick) compare(base, outputs.back(), 0, run(problem, way.choice), 0, 1, count);
   }
   return outputs;
@@ -134,7 +142,7 @@ void batches(const Spec& base, const std::vector<Output>& want, Count& count, bo
     }
     Problem problem;
     build(arena, spec, problem);
-    for (const Way& way : kWays) {
+    for (const Way& way : ways()) {
       if (quick && &way != &kWays[0]) break;
       const Output output = run(problem, way.choice);
       for (std::size_t i = 0; i < kLens.size(); ++i)
@@ -163,7 +171,7 @@ void chunks(const Spec& base, Count& count, bool quick) {
       Problem decode;
       build(arena, spec, decode);
       const Output want = run(decode, kAll);
-      for (const Way& way : kWays) {
+      for (const Way& way : ways()) {
         const Output output = run(chunk, way.choice);
         for (int i = 0; i < n; ++i) compare(base, want, i, output, n - 1 - i, 1, count);
       }
@@ -291,7 +299,7 @@ void run_right(bool quick) {
       Problem problem;
       build(arena, spec, problem);
       Error worst;
-      for (const Way& way : kWays) {
+      for (const Way& way : ways()) {
         const Error error = error_of(problem, run(problem, way.choice));
         worst.out = std::max(worst.out, error.out);
         worst.row = std::max(worst.row, error.row);
@@ -335,7 +343,7 @@ void run_nan(bool quick) {
       Problem decode;
       build(arena, spec, decode);
       const Output want = run(decode, kAll), pure = run(clean, kAll);
-      for (const Way& way : kWays) {
+      for (const Way& way : ways()) {
         const Output output = run(spoiled, way.choice);
         for (int i = 0; i < n; ++i) {
           const int row = n - 1 - i, at = len - 1 - i;
@@ -367,12 +375,12 @@ void run_tiny(bool) {
     spec.wrong = {{3, 130}, {3, 135}};
     Problem problem;
     build(arena, spec, problem);
-    for (const Way& way : kWays) run(problem, way.choice);
+    for (const Way& way : ways()) run(problem, way.choice);
     Problem decode;  // what a stream takes
     spec.wrong.clear();
     spec.sequences = {{1, 1, 1}, {2, 300, 1}, {3, 2500, 1}, {4, 700, 1}};
     build(arena, spec, decode);
-    for (const Way& way : kWays) run(decode, way.choice);
+    for (const Way& way : ways()) run(decode, way.choice);
   }
   std::printf("TINY done\n");
 }

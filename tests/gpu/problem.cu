@@ -10,6 +10,8 @@
 
 #include "cuda/attention/general_kernel.cuh"
 #include "cuda/attention/launch.h"
+#include "cuda/attention/module.h"
+#include "cuda/elements.cuh"
 
 namespace kvfolio::cuda {
 
@@ -61,9 +63,7 @@ __device__ inline void store_element(char* to, Element element, float x) {
       *to = static_cast<char>(max(-127, min(127, __float2int_rn(x * 40.0f))));
       return;
     case Element::kE4M3: {
-      uint16_t both;
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(x * 100.0f));
-      *to = static_cast<char>(both & 0xff);
+      *to = static_cast<char>(e4m3x2_of(x * 100.0f, 0.0f) & 0xff);
       return;
     }
   }
@@ -352,8 +352,36 @@ void build(Arena& arena, const Spec& spec, Problem& problem) {
   CHECK_CUDA(cudaDeviceSynchronize());
 }
 
+namespace {
+
+// What is wanted, as far as the card has room for it.
+KernelChoice fitted(const Problem& problem, KernelChoice wanted) {
+  SharedMemory shared;
+  int num_sms = 0;
+  const std::pair<int*, cudaDeviceAttr> asked[] = {
+      {&shared.of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+      {&shared.of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+      {&shared.kept_of_block, cudaDevAttrReservedSharedMemoryPerBlock},
+      {&num_sms, cudaDevAttrMultiProcessorCount}};
+  for (const auto& [value, attribute] : asked) {
+    CHECK_CUDA(cudaDeviceGetAttribute(value, attribute, 0));
+  }
+  const KernelChoice card =
+      choose_kernels(problem.call, launched_set(), shared, num_sms, "the card").choice;
+  if (wanted.num_sms == KernelChoice{}.num_sms) wanted.num_sms = num_sms;
+  wanted.wgmma &= card.wgmma;
+  wanted.wide_tiles &= card.wide_tiles;
+  wanted.prefill &= card.prefill;
+  wanted.narrow |= card.narrow;
+  wanted.stream &= card.stream;
+  wanted.stream_blocks_of_sm = card.stream_blocks_of_sm;
+  return wanted;
+}
+
+}  // namespace
+
 Planned plan_on_device(Arena& arena, const Problem& problem, const KernelChoice& choice) {
-  Result<AttentionPlan> plan = plan_attention(problem.call, choice);
+  Result<AttentionPlan> plan = plan_attention(problem.call, fitted(problem, choice));
   if (!plan) {
     std::printf("plan: %s\n", plan.error().message().c_str());
     std::exit(1);

@@ -294,12 +294,92 @@ def test_a_pack_that_is_too_large_is_refused_with_the_numbers(gpu, tmp_path, mon
         gpu.check_size(tmp_path / "folder", tmp_path / "programs")
 
 
+def test_a_card_that_is_not_sm_90_runs_the_kernels_for_it(packed):
+    packed.program("gpu_checks", "echo no device for sm_90a; exit 3\n")
+    packed.program("gpu_checks_sm80", """echo 'J|{"asked": "'"$*"'"}'\n""")
+    code, result = packed.run({"checks": (9, 9, [["gpu_checks", "bits"], ["gpu_checks", "nan"]])})
+    assert code == 0
+    assert result["parts"][0]["rows"] == [{"asked": "bits --quick"}, {"asked": "nan --quick"}]
+    packed.program("gpu_checks_sm80", "exit 3\n")
+    code, result = packed.run({"checks": (9, 9, [["gpu_checks", "bits"]])})
+    assert code == 3
+
+
+def test_an_architecture_that_no_result_shows_must_say_so(gpu, tmp_path, monkeypatch):
+    now = gpu.hashes()
+    monkeypatch.setattr(gpu, "root", tmp_path)
+    monkeypatch.setattr(gpu, "hashes", lambda: now)
+    results = tmp_path / "bench/results"
+    results.mkdir(parents=True)
+
+    def write(name, capability, bits="passed", sm80="passed", kernels=now):
+        parts = [{"part": "bits", "state": bits}, {"part": "sm80", "state": sm80}]
+        (results / f"cuda-attention-{name}.json").write_text(
+            json.dumps({"card": {"compute_cap": capability}, "parts": parts, "kernels": kernels}))
+
+    def page(said, of="sm_86"):
+        return "".join(f"| `{name}` | what | {said if name == of else 'not yet run on a device'} |\n"
+                       for name in gpu.ARCHITECTURES.values())
+
+    write("good", "8.6")
+    write("other", "8.9")
+    write("bits", "8.6", bits="failed: 1")
+    write("sm80", "8.6", sm80="failed: 1")
+    write("old", "8.6", kernels={**now, "cuda-node": "another"})
+    assert gpu.wrong_architectures(page("not yet run on a device")) == []
+    assert gpu.wrong_architectures(page("cuda-attention-good.json")) == []
+    for name in ("other", "bits", "sm80", "old", "missing"):
+        assert len(gpu.wrong_architectures(page(f"cuda-attention-{name}.json"))) == 1, name
+    assert "has no row for sm_80" in gpu.wrong_architectures("")[0]
+
+
+def test_a_kernel_is_shown_by_a_card_that_has_it(gpu):
+    def result(capability, *passed):
+        return {"card": {"compute_cap": capability} if capability else {},
+                "parts": [{"part": part, "state": "passed"} for part in passed]}
+
+    assert gpu.ran(result(None, "bits"), "cuda-wgmma")
+    assert gpu.ran(result("9.0", "bits"), "cuda-wgmma")
+    assert not gpu.ran(result("8.0", "bits", "sm80"), "cuda-wgmma")
+    assert not gpu.ran(result("9.0", "bits"), "cuda-narrow")
+    assert gpu.ran(result("9.0", "bits", "sm80"), "cuda-narrow")
+    assert gpu.ran(result("8.0", "bits"), "cuda-node")
+    assert not gpu.ran(result("8.0", "sm80"), "cuda-node")
+
+
 def test_all_parts_together_end_in_time_if_each_one_hangs(gpu):
     quick = sum(limit for part, (_, limit, _) in gpu.PARTS.items() if part not in gpu.NOT_QUICK)
     whole = sum(limit for part, (limit, _, _) in gpu.PARTS.items() if part not in ("beside", "racecheck"))
     assert quick < gpu.SECONDS[True] == 120
     assert whole < gpu.SECONDS[False] == 300
     assert gpu.PACK_BYTES == 48_000_000
+
+
+# ---- what nvcc makes ----
+
+
+@pytest.mark.parametrize("line, code", [
+    ("fma.rn.f32 %f1, %f2, %f3, %f4;", 0),
+    ("ex2.approx.ftz.f32 %f1, %f2;", 0),
+    ("setp.lt.f32 %p1, %f2, %f3;", 0),
+    ("add.f32 %f1, %f2, %f3;", 1),
+    ("mul.ftz.f32 %f1, %f2, %f3;", 1),
+    ("fma.f16x2 %r1, %r2, %r3;", 1),
+    ("sub.bf16x2 %r1, %r2, %r3;", 1),
+])
+def test_ptx_that_leaves_a_driver_a_choice_is_refused(tmp_path, line, code):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"""#!/bin/sh
+for last; do :; done
+printf 'mul.rn.f32 %%f1, %%f2, %%f3;\n\t{line.replace("%", "%%")}\n' > "$last/tiles.ptx"
+""")
+    nvcc.chmod(0o755)
+    done = subprocess.run([ROOT / "src/cuda/library/compile_kernels", "--rounded", tmp_path / "log", nvcc], check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == code
+    assert ("operations without their rounding" in done.stderr) == bool(code)
+    assert (line in done.stderr) == bool(code)
+    assert not (tmp_path / "log.kept").exists() or code  # left where it is to be read
 
 
 # ---- what kernels take ----

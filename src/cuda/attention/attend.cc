@@ -220,7 +220,8 @@ bool stream_takes(const AttentionCall& call, Family family) {
 // How many blocks the stream has, or 0 where nodes are faster. Measured on an H200: it wins where
 // there is less than a leaf for each of its blocks and few states to merge, and where there are
 // many bytes and no sequence has a large share of them (docs/cuda-attention.md).
-std::int32_t stream_blocks(const AttentionCall& call, std::int32_t num_sms) {
+std::int32_t stream_blocks(const AttentionCall& call, const KernelChoice& choice) {
+  const std::int32_t num_sms = choice.num_sms;
   constexpr std::int64_t kManyBytes = 900'000'000;
   std::int64_t leaves = 0, longest = 0, tokens = 0;
   for (const std::int32_t kv_len : call.lengths.kv_lens) {
@@ -235,7 +236,7 @@ std::int32_t stream_blocks(const AttentionCall& call, std::int32_t num_sms) {
   const bool small = leaves <= 2 * num_sms && longest <= 16;
   const bool large = bytes >= kManyBytes && call.group_size >= 4 && call.cache.dim_k == 128 &&
                      longest * call.cache.num_heads * num_sms <= 8 * leaves;
-  return small || large ? 3 * num_sms : 0;
+  return small || large ? choice.stream_blocks_of_sm * num_sms : 0;
 }
 
 template <typename T>
@@ -250,6 +251,11 @@ Steps steps_of(const Strides& strides, std::int64_t unit) {
   return {static_cast<std::uint32_t>(strides.block / unit),
           static_cast<std::uint32_t>(strides.head / unit),
           static_cast<std::uint32_t>(strides.token / unit)};
+}
+
+KernelName prefill_of(const AttentionPlan& plan) {
+  if (plan.wgmma) return KernelName::kWgmma;
+  return plan.narrow ? KernelName::kNarrow : KernelName::kPrefill;
 }
 
 Mask resolved(Mask mask) {
@@ -308,17 +314,19 @@ Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoi
   KVFOLIO_RETURN_IF_ERROR(check(call));
   AttentionPlan plan;
   plan.family = family_of(call);
+  if (plan.family == Family::kTiles256 && !choice.wide_tiles) plan.family = Family::kGeneral;
   const CacheArgs& cache = call.cache;
   plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
   PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
   if (plan.family == Family::kTiles64 || plan.family == Family::kTiles128) {
     if (call.group_size > 8) options.group_rows = 16;
-    options.prefill_rows = choice.prefill ? 128 : 0;
+    plan.narrow = choice.narrow && !plan.wgmma;
+    options.prefill_rows = !choice.prefill ? 0 : plan.narrow ? 64 : 128;
     options.prefill_from = 4 * options.group_rows;
   }
   if (choice.stream && stream_takes(call, plan.family)) {
     options.stream_blocks =
-        choice.stream_blocks > 0 ? choice.stream_blocks : stream_blocks(call, choice.num_sms);
+        choice.stream_blocks > 0 ? choice.stream_blocks : stream_blocks(call, choice);
   }
   plan.group_rows = options.group_rows;
   plan.work = plan_work(call.lengths, resolved(call.mask), options);
@@ -383,7 +391,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
     return launcher.launch(launcher.state, launch);
   }
   if (args.num_prefill_items > 0) {
-    launch.kernel = plan.wgmma ? KernelName::kWgmma : KernelName::kPrefill;
+    launch.kernel = prefill_of(plan);
     launch.grid = args.num_prefill_items * cache.num_heads;
     KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
   }
@@ -402,6 +410,18 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   return {};
 }
 
+std::vector<KernelName> kernels_of(const AttentionPlan& plan) {
+  const WorkPlan& work = plan.work;
+  if (work.stream_blocks > 0) return {KernelName::kStream};
+  std::vector<KernelName> kernels;
+  if (!work.prefill_items.empty()) kernels.push_back(prefill_of(plan));
+  if (!work.items.empty()) {
+    kernels.push_back(plan.family == Family::kGeneral ? KernelName::kGeneral : KernelName::kNode);
+  }
+  if (work.merges) kernels.push_back(KernelName::kMerge);
+  return kernels;
+}
+
 std::string_view to_string(KernelName kernel) noexcept {
   switch (kernel) {
     case KernelName::kNode:
@@ -416,6 +436,8 @@ std::string_view to_string(KernelName kernel) noexcept {
       return "cuda-wgmma";
     case KernelName::kStream:
       return "cuda-stream";
+    case KernelName::kNarrow:
+      return "cuda-narrow";
   }
   return "invalid";
 }

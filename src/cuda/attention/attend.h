@@ -68,15 +68,19 @@ struct AttentionCall {
 // What chooses between kernels of equal bits: the card, and tests that want a certain one.
 struct KernelChoice {
   std::int32_t num_sms = 132;
-  bool wgmma = true;  // sm_90 has it
+  bool wgmma = true;       // sm_90 has it
+  bool wide_tiles = true;  // head_dim 256 on tensor cores; not in the set for other cards
   bool prefill = true;
+  bool narrow = false;  // prefill by narrow_kernel, of half the rows: for less shared memory
   bool stream = true;
-  std::int32_t stream_blocks = 0;  // > 0: a stream of so many blocks wherever it is possible
+  std::int32_t stream_blocks_of_sm = 3;  // that have room beside each other
+  std::int32_t stream_blocks = 0;        // > 0: a stream of so many blocks wherever it is possible
 };
 
 struct AttentionPlan {
   Family family = Family::kGeneral;
   bool wgmma = false;
+  bool narrow = false;
   bool many_nodes = false;  // more than the card computes in a few rounds
   std::int32_t group_rows = 8;
   WorkPlan work;
@@ -93,7 +97,16 @@ struct AttentionPlan {
                                                    const KernelChoice& choice = {});
 
 // A kernel with its arguments, as a launcher gets it.
-enum class KernelName : std::int32_t { kNode, kGeneral, kMerge, kPrefill, kWgmma, kStream };
+enum class KernelName : std::int32_t {
+  kNode,
+  kGeneral,
+  kMerge,
+  kPrefill,
+  kWgmma,
+  kStream,
+  kNarrow
+};
+inline constexpr std::size_t kKernelNames = 7;
 struct KernelLaunch {
   KernelName kernel = KernelName::kGeneral;
   Element element = Element::kBF16;
@@ -122,6 +135,8 @@ struct Launcher {
 [[nodiscard]] Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* image,
                             void* workspace, const Launcher& launcher);
 
+// The kernels that attend() starts for a plan, in order.
+[[nodiscard]] std::vector<KernelName> kernels_of(const AttentionPlan& plan);
 // "cuda-node", "cuda-general", ...: what explain() and results print.
 [[nodiscard]] std::string_view to_string(KernelName kernel) noexcept;
 [[nodiscard]] std::string_view to_string(Element element) noexcept;

@@ -6,6 +6,8 @@
 
 #include "cuda/attention/attend.h"
 #include "cuda/attention/general_kernel.cuh"
+#include "cuda/attention/kernel_set.h"
+#include "cuda/attention/narrow_kernel.cuh"
 #include "cuda/attention/node_kernel.cuh"
 #include "cuda/attention/prefill_kernel.cuh"
 #include "cuda/attention/stream_kernel.cuh"
@@ -13,32 +15,55 @@
 
 namespace kvfolio::cuda {
 
+// Stages of node_kernel that leave room for kBlocks blocks on an SM of kSharedKiB.
+template <Element E, int D, int kSharedKiB, int kBlocks>
+constexpr int stages_within() {
+  using OneStage = NodeMemory<E, D, 1>;
+  constexpr int kShared = (kSharedKiB << 10) / kBlocks - 1024;  // of a block
+  return (kShared - (OneStage::kBytes - OneStage::kRing)) / OneStage::kRing;
+}
+
 // Instances of node_kernel. Where few blocks share the card, each warp has 24 KiB in flight; where
 // there are many, more of them on an SM hide more than deep rings do.
-template <Element E, int D>
+template <Element E, int D, KernelSet kSet>
 struct FewNodes {
   static constexpr int kBlocks = 2, kStages = 768 / (D * element_bytes(E));
 };
-// One block has the ring and the registers of two.
-template <Element E>
-struct FewNodes<E, 256> {
-  static constexpr int kBlocks = 1, kStages = 1536 / (256 * element_bytes(E));
-};
-template <Element E, int D>
+template <Element E, int D, KernelSet kSet>
 struct ManyNodes {
   static constexpr int kBlocks = D == 64 ? 4 : 3;
-  static constexpr int kShared = (228 << 10) / kBlocks - 1024;  // of a block of sm_90
-  using OneStage = NodeMemory<E, D, 1>;
-  static constexpr int kStages = (kShared - (OneStage::kBytes - OneStage::kRing)) / OneStage::kRing;
+  static constexpr int kStages = stages_within<E, D, 228, kBlocks>();
   static_assert(kStages >= 2);
 };
+// For all cards from sm_80 on, whose SMs have 100 KiB (sm_86, sm_89, sm_120), 164 (sm_80) or more:
+// two blocks on an SM of sm_80 with few nodes, three with many, of which sm_86 has one and two. 16
+// bits and head_dim 128 have no smaller ring than of two stages.
+template <Element E, int D>
+struct FewNodes<E, D, KernelSet::kSm80> {
+  static constexpr int kBlocks = 2, kStages = stages_within<E, D, 164, kBlocks>();
+  static_assert(kStages >= 2 && NodeMemory<E, D, kStages>::kBytes <= kLeastSharedOfBlock);
+};
+template <Element E, int D>
+struct ManyNodes<E, D, KernelSet::kSm80> {
+  static constexpr int kSmall = stages_within<E, D, 100, 2>();
+  static constexpr bool kFits = kSmall >= 2;
+  static constexpr int kBlocks = kFits ? 3 : FewNodes<E, D, KernelSet::kSm80>::kBlocks;
+  static constexpr int kStages = kFits ? kSmall : FewNodes<E, D, KernelSet::kSm80>::kStages;
+};
 
+// One block has the ring and the registers of two: more than cards other than sm_90 have, where the
+// general kernel takes 256 dims.
 template <Element E>
-struct ManyNodes<E, 256> : FewNodes<E, 256> {};
+struct FewNodes<E, 256, KernelSet::kSm90a> {
+  static constexpr int kBlocks = 1, kStages = 1536 / (256 * element_bytes(E));
+};
+template <Element E>
+struct ManyNodes<E, 256, KernelSet::kSm90a> : FewNodes<E, 256, KernelSet::kSm90a> {};
 
 // False: there is no such kernel.
-template <Element E, int D, typename Start>
+template <Element E, int D, KernelSet kSet, typename Start>
 bool start_tiles(const KernelLaunch& launch, Start&& start) {
+  if constexpr (D == 256 && kSet != KernelSet::kSm90a) return false;
   auto start_nodes = [&]<typename Nodes, int kGroups>() {
     constexpr int kStages = Nodes::kStages;
     start(node_kernel<E, D, kGroups, kStages, Nodes::kBlocks>, 128,
@@ -50,12 +75,12 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
         if constexpr (D == 256) {
           return false;  // 16 rows of so many dims have no room in registers
         } else {
-          start_nodes.template operator()<FewNodes<E, D>, 2>();
+          start_nodes.template operator()<FewNodes<E, D, kSet>, 2>();
         }
       } else if (launch.many_nodes) {
-        start_nodes.template operator()<ManyNodes<E, D>, 1>();
+        start_nodes.template operator()<ManyNodes<E, D, kSet>, 1>();
       } else {
-        start_nodes.template operator()<FewNodes<E, D>, 1>();
+        start_nodes.template operator()<FewNodes<E, D, kSet>, 1>();
       }
       return true;
     case KernelName::kPrefill:
@@ -64,8 +89,15 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
         return true;
       }
       return false;
+    case KernelName::kNarrow:
+      if constexpr (kSet == KernelSet::kSm80) {
+        static_assert(NarrowMemory<E, D>::kBytes <= kLeastSharedOfBlock);
+        start(narrow_kernel<E, D>, kNarrowThreads, NarrowMemory<E, D>::kBytes);
+        return true;
+      }
+      return false;
     case KernelName::kWgmma:
-      if constexpr (D == 128 && !has_scales(E)) {
+      if constexpr (kSet == KernelSet::kSm90a && D == 128 && !has_scales(E)) {
         start(wgmma_kernel<E == Element::kF16>, kGroupThreads, GroupMemory::kBytes);
         return true;
       }

@@ -32,19 +32,23 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // ---- launches
 // ------------------------------------------------------------------------------------
 
-Status host_launch(void* /*state*/, const KernelLaunch& launch) {
+Status host_launch(void* state, const KernelLaunch& launch) {
+  const KernelSet set = *static_cast<const KernelSet*>(state);
   auto start = [&](auto kernel, int threads, int shared_bytes) {
     model::launch(launch.grid, threads, shared_bytes, launch.overlaps_previous,
                   [&] { kernel(launch.args); });
   };
   bool known = start_others(launch, start);
   auto tiles = [&]<Element E>() {
-    if (launch.element == E && launch.head_dim == 64) known |= start_tiles<E, 64>(launch, start);
-    if (launch.element == E && launch.head_dim == 256) known |= start_tiles<E, 256>(launch, start);
-    if constexpr (E == Element::kBF16) {
-      if (launch.element == E && launch.head_dim == 128)
-        known |= start_tiles<E, 128>(launch, start);
-    }
+    if (launch.element != E) return;
+    auto dim = [&]<int D>() {
+      if (launch.head_dim != D) return;
+      known |= set == KernelSet::kSm80 ? start_tiles<E, D, KernelSet::kSm80>(launch, start)
+                                       : start_tiles<E, D, KernelSet::kSm90a>(launch, start);
+    };
+    dim.template operator()<64>();
+    dim.template operator()<256>();
+    if constexpr (E == Element::kBF16) dim.template operator()<128>();
   };
   if (!known) {
     tiles.template operator()<Element::kF16>();
@@ -236,7 +240,8 @@ class Problem {
     return call;
   }
 
-  [[nodiscard]] Output run(const KernelChoice& choice = {}) const {
+  [[nodiscard]] Output run(const KernelChoice& choice = {},
+                           KernelSet set = KernelSet::kSm90a) const {
     Output output;
     const AttentionCall attention = call(output);
     const Result<AttentionPlan> plan = plan_attention(attention, choice);
@@ -249,7 +254,7 @@ class Problem {
     std::vector<float4> workspace(index(plan->workspace_bytes / 16 + 1),
                                   float4{kNan, kNan, kNan, kNan});
     std::memset(workspace.data(), 0, index(plan->zeroed_bytes));
-    const Status status = attend(attention, *plan, at, workspace.data(), {host_launch, nullptr});
+    const Status status = attend(attention, *plan, at, workspace.data(), {host_launch, &set});
     EXPECT_TRUE(status.ok()) << status.message();
     return output;
   }
@@ -563,6 +568,19 @@ void check(Case c) {
                 rows_of(c)),
       0)
       << "moved";
+  // As a card has it that is not sm_90, and has little shared memory or more: in the same memory.
+  // There the general kernel takes 256 dims.
+  if (c.dim_k != 256) {
+    EXPECT_EQ(different(c, whole, 0,
+                        problem.run({.num_sms = 1, .wgmma = false, .narrow = true, .stream = false},
+                                    KernelSet::kSm80),
+                        0, rows_of(c)),
+              0)
+        << "narrow";
+    EXPECT_EQ(
+        different(c, whole, 0, problem.run({.wgmma = false}, KernelSet::kSm80), 0, rows_of(c)), 0)
+        << "sm_80";
+  }
   int row = 0;
   for (std::size_t i = 0; i < c.sequences.size(); ++i) {
     const Sequence& s = c.sequences[i];
@@ -824,6 +842,10 @@ TEST(CudaKernels, NoRowChangesWithTheOrderInWhichWarpsRun) {
     for (unsigned seed = 1; seed <= 3; ++seed) {
       model::set_order(seed);
       EXPECT_EQ(different(c, want, 0, problem.run(), 0, rows_of(c)), 0);
+      EXPECT_EQ(
+          different(c, want, 0, problem.run({.wgmma = false, .narrow = true}, KernelSet::kSm80), 0,
+                    rows_of(c)),
+          0);
     }
     model::set_order(0);
   }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#ifdef KVFOLIO_CUDA_SM80  // as in tiles.cu
+#include "cuda/attention/sm80_instructions.cuh"
+#endif
 #include "cuda/attention/launch.h"
 
 #include "base/text.h"
@@ -68,5 +71,6 @@ Status launch_on_device(void* stream, const KernelLaunch& launch) {
 }  // namespace
 
 Launcher device_launcher(void* stream) { return {launch_on_device, stream}; }
+KernelSet launched_set() { return kCompiledSet; }
 
 }  // namespace kvfolio::cuda

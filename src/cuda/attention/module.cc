@@ -7,6 +7,7 @@
 #include "cuda/attention/module.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/text.h"
 
@@ -15,24 +16,35 @@ namespace {
 
 using text::concat;
 
-constexpr int kDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr std::int32_t kSharedOfAnyKernel = 48 << 10;
 
 // Stages, blocks of an SM and shared memory of node_kernel, and what the others have.
 struct TileNumbers {
   std::int32_t few_stages, few_blocks, few_bytes;
   std::int32_t many_stages, many_blocks, many_bytes;
+};
+struct SameNumbers {  // in both sets
   std::int32_t prefill_bytes;
   std::int32_t stream_bytes;
+  std::int32_t narrow_bytes;
 };
-constexpr TileNumbers kHalf64{6, 2, 106496, 3, 4, 57344, 109056, 75536};
-constexpr TileNumbers kHalf128{3, 2, 106496, 2, 3, 73728, 207360, 76304};
-constexpr TileNumbers kByte64{12, 2, 114688, 5, 4, 57344, 96768, 0};
-constexpr TileNumbers kByte128{6, 2, 114688, 3, 3, 65536, 178688, 0};
-constexpr TileNumbers kHalf256{3, 1, 204800, 3, 1, 204800, 0, 0};
-constexpr TileNumbers kByte256{6, 1, 212992, 6, 1, 212992, 0, 0};
+struct Numbers {
+  TileNumbers tiles[2];  // by KernelSet
+  SameNumbers same;
+};
+constexpr Numbers kHalf64{{{6, 2, 106496, 3, 4, 57344}, {4, 2, 73728, 2, 3, 40960}},
+                          {109056, 75536, 35328}};
+constexpr Numbers kHalf128{{{3, 2, 106496, 2, 3, 73728}, {2, 2, 73728, 2, 2, 73728}},
+                           {207360, 76304, 68096}};
+constexpr Numbers kByte64{{{12, 2, 114688, 5, 4, 57344}, {8, 2, 81920, 4, 3, 49152}},
+                          {96768, 0, 23040}};
+constexpr Numbers kByte128{{{6, 2, 114688, 3, 3, 65536}, {4, 2, 81920, 2, 3, 49152}},
+                           {178688, 0, 39424}};
+// In the set for sm_90a alone.
+constexpr Numbers kHalf256{{{3, 1, 204800, 3, 1, 204800}, {}}, {}};
+constexpr Numbers kByte256{{{6, 1, 212992, 6, 1, 212992}, {}}, {}};
 
-const TileNumbers& numbers_of(Element element, std::int32_t head_dim) {
+const Numbers& numbers_of(Element element, std::int32_t head_dim) {
   const bool bytes = has_scales(element);
   if (head_dim == 64) return bytes ? kByte64 : kHalf64;
   if (head_dim == 128) return bytes ? kByte128 : kHalf128;
@@ -48,9 +60,10 @@ std::string mangled(Element element, std::int32_t head_dim) {
   return concat("LNS0_7ElementE", static_cast<std::int32_t>(element), "E", mangled(head_dim));
 }
 
-AttendKernel node_kernel_of(const KernelLaunch& launch) {
+AttendKernel node_kernel_of(const KernelLaunch& launch, KernelSet set) {
   if (launch.head_dim == 256 && launch.group_rows != 8) return {};
-  const TileNumbers& numbers = numbers_of(launch.element, launch.head_dim);
+  const TileNumbers& numbers =
+      numbers_of(launch.element, launch.head_dim).tiles[static_cast<std::size_t>(set)];
   const bool many = launch.many_nodes && launch.group_rows == 8;
   const std::int32_t stages = many ? numbers.many_stages : numbers.few_stages;
   const std::int32_t blocks = many ? numbers.many_blocks : numbers.few_blocks;
@@ -60,50 +73,62 @@ AttendKernel node_kernel_of(const KernelLaunch& launch) {
           128, many ? numbers.many_bytes : numbers.few_bytes};
 }
 
-bool has_tiles(const KernelLaunch& launch) {
-  return launch.element != Element::kF32 &&
-         (launch.head_dim == 64 || launch.head_dim == 128 || launch.head_dim == 256);
+bool has_tiles(const KernelLaunch& launch, KernelSet set) {
+  return launch.element != Element::kF32 && (launch.head_dim == 64 || launch.head_dim == 128 ||
+                                             (launch.head_dim == 256 && set == KernelSet::kSm90a));
 }
 
 }  // namespace
 
-AttendKernel kernel_of(const KernelLaunch& launch) {
+KernelSet set_of(std::int32_t major, std::int32_t minor) noexcept {
+  return major == 9 && minor == 0 ? KernelSet::kSm90a : KernelSet::kSm80;
+}
+
+AttendKernel kernel_of(const KernelLaunch& launch, KernelSet set) {
   if (launch.kernel == KernelName::kGeneral) {
     return {mangled("general_kernel", mangled(128)), 128, 21480};
   }
   if (launch.kernel == KernelName::kMerge) {
     return {mangled("merge_kernel", mangled(launch.group_rows)), 32, 0};
   }
-  if (!has_tiles(launch)) return {};
+  if (!has_tiles(launch, set)) return {};
   if (launch.kernel != KernelName::kNode && launch.head_dim == 256) return {};
-  const TileNumbers& numbers = numbers_of(launch.element, launch.head_dim);
+  const SameNumbers& numbers = numbers_of(launch.element, launch.head_dim).same;
   const std::string tile = mangled(launch.element, launch.head_dim);
   switch (launch.kernel) {
     case KernelName::kNode:
-      return node_kernel_of(launch);
+      return node_kernel_of(launch, set);
     case KernelName::kPrefill:
       return {mangled("prefill_kernel", tile), 256, numbers.prefill_bytes};
     case KernelName::kStream:
       if (has_scales(launch.element)) return {};
       return {mangled("stream_kernel", tile), 128, numbers.stream_bytes};
     case KernelName::kWgmma:
-      if (has_scales(launch.element) || launch.head_dim != 128) return {};
+      if (set != KernelSet::kSm90a || has_scales(launch.element) || launch.head_dim != 128) {
+        return {};
+      }
       return {mangled("wgmma_kernel", launch.element == Element::kF16 ? "Lb1E" : "Lb0E"), 384,
               232448};
+    case KernelName::kNarrow:
+      if (set != KernelSet::kSm80) return {};
+      return {mangled("narrow_kernel", tile), 256, numbers.narrow_bytes};
     default:
       return {};
   }
 }
 
-std::string image_of(const KernelLaunch& launch) {
-  if (launch.kernel == KernelName::kGeneral || launch.kernel == KernelName::kMerge) return "attend";
-  return concat("attend_", to_string(launch.element), "_", launch.head_dim);
+std::string image_of(const KernelLaunch& launch, KernelSet set) {
+  const std::string_view of_set = set == KernelSet::kSm80 ? "attend_sm80" : "attend";
+  if (launch.kernel == KernelName::kGeneral || launch.kernel == KernelName::kMerge) {
+    return std::string(of_set);
+  }
+  return concat(of_set, "_", to_string(launch.element), "_", launch.head_dim);
 }
 
-std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim) {
+std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim, KernelSet set) {
   std::vector<KernelLaunch> launches;
-  for (const KernelName kernel :
-       {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma, KernelName::kStream}) {
+  for (const KernelName kernel : {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma,
+                                  KernelName::kStream, KernelName::kNarrow}) {
     for (const std::int32_t group_rows : {8, 16}) {
       for (const bool many : {false, true}) {
         KernelLaunch launch;
@@ -112,7 +137,7 @@ std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_d
         launch.head_dim = head_dim;
         launch.group_rows = group_rows;
         launch.many_nodes = many;
-        if (!kernel_of(launch).symbol.empty()) launches.push_back(launch);
+        if (!kernel_of(launch, set).symbol.empty()) launches.push_back(launch);
       }
     }
   }
@@ -125,6 +150,48 @@ std::vector<KernelLaunch> other_launches() {
   merge8.kernel = merge16.kernel = KernelName::kMerge;
   merge16.group_rows = 16;
   return {general, merge8, merge16};
+}
+
+// ---- what a card has room for ----
+
+namespace {
+
+std::string without_room(const KernelLaunch& launch, KernelSet set, const SharedMemory& shared,
+                         std::string_view card) {
+  return concat(to_string(launch.kernel), " of ", to_string(launch.element), ", head_dim ",
+                launch.head_dim, ", takes ", kernel_of(launch, set).shared_bytes,
+                " bytes of shared memory for a block, ", card, " has ", shared.of_block);
+}
+
+}  // namespace
+
+CardChoice choose_kernels(const AttentionCall& call, KernelSet set, const SharedMemory& shared,
+                          std::int32_t num_sms, std::string_view card) {
+  CardChoice result;
+  KernelChoice& choice = result.choice;
+  choice.num_sms = num_sms;
+  KernelLaunch launch;
+  launch.element = call.cache.element;
+  launch.head_dim = call.cache.dim_k;
+  choice.wide_tiles = set == KernelSet::kSm90a;
+  if (!has_tiles(launch, set)) return result;  // those that take any shape fit every card
+  const auto blocks = [&](KernelName name) {
+    launch.kernel = name;
+    const AttendKernel kernel = kernel_of(launch, set);
+    if (kernel.symbol.empty()) return 0;
+    const std::int32_t beside_each_other = shared.blocks(kernel.shared_bytes);
+    if (beside_each_other == 0) {
+      result.left_out.push_back(without_room(launch, set, shared, card));
+    }
+    return beside_each_other;
+  };
+  choice.wgmma = blocks(KernelName::kWgmma) > 0;
+  if (!choice.wgmma && blocks(KernelName::kPrefill) == 0) {
+    choice.narrow = choice.prefill = blocks(KernelName::kNarrow) > 0;
+  }
+  choice.stream_blocks_of_sm = std::min(3, blocks(KernelName::kStream));
+  choice.stream = choice.stream_blocks_of_sm > 0;
+  return result;
 }
 
 // ---- modules ----
@@ -158,7 +225,8 @@ Status AttendModules::load(const std::string& name, std::span<const KernelLaunch
       [&](const DriverCalls& calls) { return calls.module_load(&module, image->data); }));
   modules_.push_back(module);
   for (const KernelLaunch& launch : launches) {
-    const AttendKernel kernel = kernel_of(launch);
+    const AttendKernel kernel = kernel_of(launch, set());
+    if (shared_.blocks(kernel.shared_bytes) == 0) continue;  // choose() left it out
     Function function{nullptr, kernel.threads, kernel.shared_bytes};
     KVFOLIO_RETURN_IF_ERROR(
         device_->run([&] { return concat("to find its kernel ", kernel.symbol); },
@@ -175,25 +243,75 @@ Status AttendModules::load(const std::string& name, std::span<const KernelLaunch
   return {};
 }
 
+bool AttendModules::has_image(const std::string& name) const noexcept {
+  return std::any_of(images_.begin(), images_.end(),
+                     [&](const KernelImage& image) { return image.name == name; });
+}
+
+Status AttendModules::ask_shared_memory() {
+  const std::lock_guard lock(mutex_);
+  if (shared_.of_block > 0) return {};
+  SharedMemory shared;
+  KVFOLIO_RETURN_IF_ERROR(
+      device_->run("to say how much shared memory it has", [&](const DriverCalls& calls) {
+        int device = 0;
+        DriverResult error = calls.device_get(&device, device_->ordinal());
+        for (const auto& [value, attribute] : {std::pair{&shared.of_block, kSharedBytesOfBlock},
+                                               {&shared.of_sm, kSharedBytesOfSm},
+                                               {&shared.kept_of_block, kSharedBytesKept}}) {
+          if (error == 0) error = calls.device_attribute(value, attribute, device);
+        }
+        return error;
+      }));
+  shared_ = shared;
+  return {};
+}
+
+std::int32_t AttendModules::blocks_of(const KernelLaunch& launch) const noexcept {
+  const AttendKernel kernel = kernel_of(launch, set());
+  return kernel.symbol.empty() ? 0 : shared_.blocks(kernel.shared_bytes);
+}
+
+std::string AttendModules::no_room(const KernelLaunch& launch) const {
+  return without_room(launch, set(), shared_,
+                      concat("device ", device_->ordinal(), " (", device_->name(), ")"));
+}
+
+Result<CardChoice> AttendModules::choose(const AttentionCall& call) {
+  KVFOLIO_RETURN_IF_ERROR(ask_shared_memory());
+  return choose_kernels(call, set(), shared_, device_->num_multiprocessors(),
+                        concat("device ", device_->ordinal(), " (", device_->name(), ")"));
+}
+
 Status AttendModules::prepare(const AttentionCall& call, const AttentionPlan& plan) {
-  if (device_->capability_major() != 9 || device_->capability_minor() != 0) {
-    return {ErrorCode::kUnsupported,
-            concat("attention is compiled for compute capability 9.0, device ", device_->ordinal(),
-                   " (", device_->name(), ") has ", device_->capability_major(), ".",
-                   device_->capability_minor())};
-  }
   const std::lock_guard lock(mutex_);
   const auto have = [&](const std::string& name) {
     return std::find(loaded_.begin(), loaded_.end(), name) != loaded_.end();
   };
-  if (!have("attend")) KVFOLIO_RETURN_IF_ERROR(load("attend", other_launches()));
+  KernelLaunch launch;
+  const std::string others = image_of(launch, set());
+  const KernelSet other = set() == KernelSet::kSm80 ? KernelSet::kSm90a : KernelSet::kSm80;
+  if (!has_image(others) && has_image(image_of(launch, other))) {
+    return {ErrorCode::kUnsupported,
+            concat("attention is compiled for compute capability ",
+                   set() == KernelSet::kSm80 ? "9.0" : "8.0 and later but for 9.0", ", device ",
+                   device_->ordinal(), " (", device_->name(), ") has ", device_->capability_major(),
+                   ".", device_->capability_minor())};
+  }
+  launch.element = call.cache.element;
+  launch.head_dim = call.cache.dim_k;
+  launch.group_rows = plan.group_rows;
+  launch.many_nodes = plan.many_nodes;
+  for (const KernelName kernel : kernels_of(plan)) {
+    launch.kernel = kernel;
+    if (blocks_of(launch) == 0) return {ErrorCode::kUnsupported, no_room(launch)};
+  }
+  if (!have(others)) KVFOLIO_RETURN_IF_ERROR(load(others, other_launches()));
   if (plan.family == Family::kGeneral) return {};
-  KernelLaunch tile;
-  tile.kernel = KernelName::kNode;
-  tile.element = call.cache.element;
-  tile.head_dim = call.cache.dim_k;
-  if (have(image_of(tile))) return {};
-  return load(image_of(tile), launches_of_tiles(tile.element, tile.head_dim));
+  launch.kernel = KernelName::kNode;
+  const std::string tiles = image_of(launch, set());
+  if (have(tiles)) return {};
+  return load(tiles, launches_of_tiles(launch.element, launch.head_dim, set()));
 }
 
 Status AttendModules::launch(const KernelLaunch& launch, void* stream) {
@@ -211,8 +329,10 @@ Status AttendModules::launch(const KernelLaunch& launch, void* stream) {
   config.block_x = static_cast<unsigned>(function.threads);
   config.shared_bytes = static_cast<unsigned>(function.shared_bytes);
   config.stream = stream;
-  config.attributes = launch.overlaps_previous ? &overlap : nullptr;
-  config.num_attributes = launch.overlaps_previous ? 1 : 0;
+  // Cards before 9.0 have no such launch, and the text of this set does not wait by itself.
+  const bool overlaps = launch.overlaps_previous && set() == KernelSet::kSm90a;
+  config.attributes = overlaps ? &overlap : nullptr;
+  config.num_attributes = overlaps ? 1 : 0;
   void* parameters[] = {const_cast<AttendArgs*>(&launch.args)};
   return device_->run([&] { return concat("to start ", to_string(launch.kernel)); },
                       [&](const DriverCalls& calls) {

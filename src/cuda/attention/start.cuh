@@ -9,6 +9,12 @@
 
 namespace kvfolio::cuda {
 
+#ifdef KVFOLIO_CUDA_SM80
+inline constexpr KernelSet kCompiledSet = KernelSet::kSm80;
+#else
+inline constexpr KernelSet kCompiledSet = KernelSet::kSm90a;
+#endif
+
 struct DeviceStart {
   const KernelLaunch& launch;
   cudaStream_t stream;
@@ -27,7 +33,7 @@ struct DeviceStart {
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream;
-    if (launch.overlaps_previous) {
+    if (launch.overlaps_previous && kCompiledSet == KernelSet::kSm90a) {
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
       config.attrs = &attribute;

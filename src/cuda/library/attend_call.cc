@@ -235,6 +235,17 @@ std::span<const std::byte> AttendPlan::image() const noexcept { return impl_->pl
 std::int64_t AttendPlan::workspace_bytes() const noexcept { return impl_->plan.workspace_bytes; }
 std::int64_t AttendPlan::zeroed_bytes() const noexcept { return impl_->plan.zeroed_bytes; }
 std::string_view AttendPlan::target() const noexcept { return impl_->target; }
+std::string AttendPlan::explain() const {
+  std::string text = concat(impl_->target, ": ");
+  std::string_view between;
+  for (const KernelName kernel : kernels_of(impl_->plan)) {
+    text = concat(text, between, to_string(kernel));
+    between = ", ";
+  }
+  if (between.empty()) text += "no rows";
+  for (const std::string& kernel : impl_->left_out) text = concat(text, "; left out: ", kernel);
+  return text;
+}
 AttendShape AttendPlan::shape() const noexcept {
   const WorkPlan& work = impl_->plan.work;
   const auto count = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
@@ -263,10 +274,11 @@ Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
   Device& device = kernels.device();
   auto impl = std::make_unique<AttendPlan::Impl>();
   impl->call = attention_call(call);
-  Result<AttentionPlan> plan = plan_attention(
-      impl->call,
-      {.num_sms = device.num_multiprocessors(), .wgmma = device.capability_major() == 9});
+  Result<CardChoice> card = kernels.impl().attention.choose(impl->call);
+  if (!card) return card.error();
+  Result<AttentionPlan> plan = plan_attention(impl->call, card->choice);
   if (!plan) return plan.error();
+  impl->left_out = std::move(card->left_out);
   impl->plan = *std::move(plan);
   KVFOLIO_RETURN_IF_ERROR(kernels.impl().attention.prepare(impl->call, impl->plan));
   impl->num_sequences = call.batch.kv_lens.size();

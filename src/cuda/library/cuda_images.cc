@@ -21,15 +21,17 @@ std::vector<std::string> symbols_in(std::string_view image) {
     for (const MoveKernel& kernel : all_move_kernels()) symbols.push_back(symbol_of(kernel));
     return symbols;
   }
+  // attend, attend_TYPE_DIM, attend_sm80, attend_sm80_TYPE_DIM
+  const KernelSet set = image.starts_with("attend_sm80") ? KernelSet::kSm80 : KernelSet::kSm90a;
   std::vector<KernelLaunch> launches = other_launches();
   for (const Element element : {Element::kF16, Element::kBF16, Element::kInt8, Element::kE4M3}) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
-      const std::vector<KernelLaunch> tiles = launches_of_tiles(element, head_dim);
+      const std::vector<KernelLaunch> tiles = launches_of_tiles(element, head_dim, set);
       launches.insert(launches.end(), tiles.begin(), tiles.end());
     }
   }
   for (const KernelLaunch& launch : launches) {
-    if (image_of(launch) == image) symbols.push_back(kernel_of(launch).symbol);
+    if (image_of(launch, set) == image) symbols.push_back(kernel_of(launch, set).symbol);
   }
   return symbols;
 }

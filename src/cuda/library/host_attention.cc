@@ -13,7 +13,10 @@ namespace kvfolio::cuda {
 
 KernelsOnHost general_attention_on_host() {
   std::map<std::string, KernelLaunch> names;
-  for (const KernelLaunch& launch : other_launches()) names[kernel_of(launch).symbol] = launch;
+  // The same names in both sets.
+  for (const KernelLaunch& launch : other_launches()) {
+    names[kernel_of(launch, KernelSet::kSm90a).symbol] = launch;
+  }
   return [names](const FakeDriver::Start& start) {
     std::function<void()> work;
     const auto known = names.find(start.name);

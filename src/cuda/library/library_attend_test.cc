@@ -31,30 +31,38 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int kImage = 0;
-constexpr KernelImage kImages[] = {
-    {"moves", &kImage, 4}, {"attend", &kImage, 4}, {"attend_bf16_64", &kImage, 4}};
+constexpr int kBytes[5] = {};
+constexpr KernelImage kImages[] = {{"moves", &kBytes[0], 4},
+                                   {"attend", &kBytes[1], 4},
+                                   {"attend_bf16_64", &kBytes[2], 4},
+                                   {"attend_sm80", &kBytes[3], 4},
+                                   {"attend_sm80_bf16_64", &kBytes[4], 4}};
 
 // ---- names and numbers ----
 
-template <Element E, int D>
-void numbers_are_those_of_the_text() {
+template <Element E, int D, KernelSet kSet>
+void numbers_of_a_set_are_those_of_the_text() {
+  using Few = FewNodes<E, D, kSet>;
+  using Many = ManyNodes<E, D, kSet>;
   int found = 0;
-  for (const KernelLaunch& launch : launches_of_tiles(E, D)) {
-    const AttendKernel kernel = kernel_of(launch);
+  for (const KernelLaunch& launch : launches_of_tiles(E, D, kSet)) {
+    const AttendKernel kernel = kernel_of(launch, kSet);
     int threads = 128, bytes = 0;
     std::string name;
     if (launch.kernel == KernelName::kNode) {
       const bool many = launch.many_nodes && launch.group_rows == 8;
-      bytes = many ? NodeMemory<E, D, ManyNodes<E, D>::kStages>::kBytes
-                   : NodeMemory<E, D, FewNodes<E, D>::kStages>::kBytes;
-      const int stages = many ? ManyNodes<E, D>::kStages : FewNodes<E, D>::kStages;
-      const int blocks = many ? ManyNodes<E, D>::kBlocks : FewNodes<E, D>::kBlocks;
+      bytes =
+          many ? NodeMemory<E, D, Many::kStages>::kBytes : NodeMemory<E, D, Few::kStages>::kBytes;
+      const int stages = many ? Many::kStages : Few::kStages;
+      const int blocks = many ? Many::kBlocks : Few::kBlocks;
       name = text::concat("ELi", D, "ELi", launch.group_rows / 8, "ELi", stages, "ELi", blocks,
                           "EEEv");
     } else if (launch.kernel == KernelName::kPrefill) {
       threads = PrefillMemory<E, D>::kThreads;
       bytes = PrefillMemory<E, D>::kBytes;
+    } else if (launch.kernel == KernelName::kNarrow) {
+      threads = kNarrowThreads;
+      bytes = NarrowMemory<E, D>::kBytes;
     } else if (launch.kernel == KernelName::kWgmma) {
       threads = kGroupThreads;
       bytes = GroupMemory::kBytes;
@@ -66,7 +74,13 @@ void numbers_are_those_of_the_text() {
     EXPECT_THAT(kernel.symbol, HasSubstr(name));
     ++found;
   }
-  EXPECT_EQ(found, D == 256 ? 2 : has_scales(E) ? 8 : D == 128 ? 16 : 12);
+  const bool old = kSet == KernelSet::kSm90a;
+  EXPECT_EQ(found, D == 256 ? 2 : has_scales(E) ? (old ? 8 : 12) : D == 128 || !old ? 16 : 12);
+}
+template <Element E, int D>
+void numbers_are_those_of_the_text() {
+  numbers_of_a_set_are_those_of_the_text<E, D, KernelSet::kSm90a>();
+  if constexpr (D <= 128) numbers_of_a_set_are_those_of_the_text<E, D, KernelSet::kSm80>();
 }
 
 TEST(CudaAttendModules, NumbersOfKernelsAreThoseOfTheirText) {
@@ -83,15 +97,19 @@ TEST(CudaAttendModules, NumbersOfKernelsAreThoseOfTheirText) {
   numbers_are_those_of_the_text<Element::kE4M3, 128>();
   numbers_are_those_of_the_text<Element::kE4M3, 256>();
   const std::vector<KernelLaunch> others = other_launches();
-  EXPECT_EQ(kernel_of(others[0]).threads, kGeneralThreads);
-  const int general_bytes = static_cast<int>(sizeof(GeneralMemory));
-  EXPECT_EQ(kernel_of(others[0]).shared_bytes, general_bytes);
-  EXPECT_EQ(kernel_of(others[1]).threads, kMergeThreads);
+  for (const KernelSet set : {KernelSet::kSm90a, KernelSet::kSm80}) {
+    EXPECT_EQ(kernel_of(others[0], set).threads, kGeneralThreads);
+    const int general_bytes = static_cast<int>(sizeof(GeneralMemory));
+    EXPECT_EQ(kernel_of(others[0], set).shared_bytes, general_bytes);
+    EXPECT_EQ(kernel_of(others[1], set).threads, kMergeThreads);
+  }
   KernelLaunch none;
   none.kernel = KernelName::kStream;
   none.element = Element::kInt8;
   none.head_dim = 64;
-  EXPECT_EQ(kernel_of(none).symbol, "");
+  EXPECT_EQ(kernel_of(none, KernelSet::kSm90a).symbol, "");
+  none.kernel = KernelName::kNarrow;
+  EXPECT_EQ(kernel_of(none, KernelSet::kSm90a).symbol, "");
 }
 
 // As nvcc 13.0 and g++ 12 mangle them.
@@ -100,12 +118,19 @@ TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
   launch.kernel = KernelName::kNode;
   launch.element = Element::kBF16;
   launch.head_dim = 128;
-  EXPECT_EQ(kernel_of(launch).symbol,
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
             "_ZN7kvfolio4cuda11node_kernelILNS0_7ElementE2ELi128ELi1ELi3ELi2EEEvNS0_10AttendArgsE");
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm80).symbol,
+            "_ZN7kvfolio4cuda11node_kernelILNS0_7ElementE2ELi128ELi1ELi2ELi2EEEvNS0_10AttendArgsE");
+  launch.kernel = KernelName::kNarrow;
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm80).symbol,
+            "_ZN7kvfolio4cuda13narrow_kernelILNS0_7ElementE2ELi128EEEvNS0_10AttendArgsE");
   launch.kernel = KernelName::kWgmma;
-  EXPECT_EQ(kernel_of(launch).symbol, "_ZN7kvfolio4cuda12wgmma_kernelILb0EEEvNS0_10AttendArgsE");
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
+            "_ZN7kvfolio4cuda12wgmma_kernelILb0EEEvNS0_10AttendArgsE");
   launch.kernel = KernelName::kMerge;
-  EXPECT_EQ(kernel_of(launch).symbol, "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
+            "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
 }
 
 // ---- calls ----
@@ -113,26 +138,32 @@ TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
 }  // namespace
 
 KernelsOnHost model_kernels() {
-  std::map<std::string, KernelLaunch> names;
-  for (const KernelLaunch& launch : other_launches()) names[kernel_of(launch).symbol] = launch;
-  for (const KernelLaunch& launch : launches_of_tiles(Element::kBF16, 64)) {
-    names[kernel_of(launch).symbol] = launch;
+  // Names that are in both sets are of the same text there.
+  std::map<std::string, std::pair<KernelLaunch, KernelSet>> names;
+  for (const KernelSet set : {KernelSet::kSm90a, KernelSet::kSm80}) {
+    std::vector<KernelLaunch> launches = launches_of_tiles(Element::kBF16, 64, set);
+    for (const KernelLaunch& launch : other_launches()) launches.push_back(launch);
+    for (const KernelLaunch& launch : launches) {
+      names[kernel_of(launch, set).symbol] = {launch, set};
+    }
   }
   return [names](const FakeDriver::Start& start) {
     std::function<void()> work;
     const auto known = names.find(start.name);
     if (known == names.end()) return work;
-    KernelLaunch launch = known->second;
+    auto [launch, set] = known->second;
     launch.grid = static_cast<std::int32_t>(start.x);
     launch.args = *static_cast<const AttendArgs*>(start.args);
-    work = [launch, threads = static_cast<int>(start.threads),
+    work = [launch = launch, set = set, threads = static_cast<int>(start.threads),
             shared = static_cast<int>(start.shared_bytes)] {
       const auto begin = [&](auto kernel, int text_threads, int text_shared) {
         KVFOLIO_CHECK(threads == text_threads && shared == text_shared);
         model::launch(launch.grid, threads, shared, false, [&] { kernel(launch.args); });
       };
-      const bool known =
-          start_others(launch, begin) || start_tiles<Element::kBF16, 64>(launch, begin);
+      const bool known = start_others(launch, begin) ||
+                         (set == KernelSet::kSm80
+                              ? start_tiles<Element::kBF16, 64, KernelSet::kSm80>(launch, begin)
+                              : start_tiles<Element::kBF16, 64, KernelSet::kSm90a>(launch, begin));
       KVFOLIO_CHECK(known);
     };
     return work;
@@ -144,8 +175,9 @@ namespace {
 // The same cache and batch on the host and on the device.
 class Twins {
  public:
-  Twins(FakeDriver& fake, DType dtype, std::int32_t head_dim, DType rows) {
-    fake.minor = 0;
+  // extend: query tokens of the second sequence.
+  Twins(FakeDriver& fake, DType dtype, std::int32_t head_dim, DType rows, std::int32_t extend = 5) {
+    if (fake.minor == 5) fake.play(9, 0);
     fake.touchable = true;
     fake.kernel = model_kernels();
     device = open_device();
@@ -164,20 +196,20 @@ class Twins {
     device_cache_.emplace(*KVStorage::create(spec, memory.get()));
     fill_cache();
     const std::int32_t q_heads = 4;
-    query_start_ = {0, 1, 6};
+    query_start_ = {0, 1, 1 + extend};
     kv_lens_ = {1200, 37};
     stride_ = 75;
     table_.assign(150, -1);
     for (std::int32_t i = 0; i < 75; ++i) table_[static_cast<std::size_t>(i)] = 99 - i;
     for (std::size_t i = 0; i < 3; ++i) table_[75 + i] = static_cast<std::int32_t>(i) + 4;
     const auto elements =
-        6 * static_cast<std::size_t>(q_heads) * static_cast<std::size_t>(head_dim);
+        static_cast<std::size_t>((1 + extend) * q_heads) * static_cast<std::size_t>(head_dim);
     q_.resize(elements * static_cast<std::size_t>(dtype_bytes(rows)));
     for (std::size_t i = 0; i < elements; ++i) {
       store(q_.data(), i, std::sin(static_cast<float>(i) * 0.7f), rows);
     }
     const auto at = [&](std::byte* data, DType type) {
-      return contiguous_rows(data, 6, q_heads, head_dim, type);
+      return contiguous_rows(data, 1 + extend, q_heads, head_dim, type);
     };
     out_.resize(elements * 4);
     host.cache = *host_cache_->view(GroupId(0));
@@ -214,7 +246,8 @@ class Twins {
         "ok");
     EXPECT_EQ(attend(*kernels, call, plan, image, space, stream.handle()).message(), "ok");
     EXPECT_TRUE(stream.synchronize().ok());
-    std::vector<float> got(out_.size() / 4), want(got.size());
+    got.resize(out_.size() / 4);
+    std::vector<float> want(got.size());
     const CopyRun run{reinterpret_cast<std::byte*>(got.data()), call.out.data,
                       static_cast<std::int64_t>(out_.size())};
     KVFOLIO_CHECK(memory->copy_out({&run, 1}));
@@ -233,6 +266,7 @@ class Twins {
   Stream stream;
   AttentionArgs host;
   DeviceAttention call;
+  std::vector<float> got;  // by error_of_layer()
 
  private:
   static void store(std::byte* data, std::size_t i, float value, DType dtype) {
@@ -484,19 +518,153 @@ TEST(CudaAttend, WrongArgumentsAreNamed) {
     EXPECT_EQ(said([&](DeviceAttention& call) { call.params.soft_cap = cap; }),
               allowed ? "ok" : cpu);
   }
-  // Another architecture, and a type that this build has no kernels for.
+  // A type that this build has no kernels for.
   Twins half(fake, DType::kF16, 64, DType::kF16);
   const Result<AttendPlan> none = plan_attend(*half.kernels, half.call);
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code(), ErrorCode::kUnsupported);
   EXPECT_EQ(none.error().message(), "this build has no kernels attend_f16_64");
-  fake.major = 8;
-  const auto older = open_device();
-  const auto kernels = *load_kernels(older, {.check_pointers = false}, kImages);
-  const Result<AttendPlan> eight = plan_attend(*kernels, twins.call);
-  ASSERT_FALSE(eight);
-  EXPECT_EQ(eight.error().message(),
-            "attention is compiled for compute capability 9.0, device 0 (Fake 0) has 8.0");
+}
+
+// ---- cards ----
+
+struct PlayedCard {
+  int major, minor;
+  const char* explains;  // of bf16, head_dim 64, with a decode and an extend
+};
+
+TEST(CudaAttendCards, EachTakesItsImagesAndTheKernelsThatItHasRoomFor) {
+  const PlayedCard cards[] = {
+      {8, 0, "cuda-sm80-tiles: cuda-prefill, cuda-node, cuda-merge"},
+      {8, 6,
+       "cuda-sm86-tiles: cuda-narrow, cuda-node, cuda-merge; left out: cuda-prefill of bf16, "
+       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has "
+       "101376"},
+      {8, 9,
+       "cuda-sm89-tiles: cuda-narrow, cuda-node, cuda-merge; left out: cuda-prefill of bf16, "
+       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has "
+       "101376"},
+      {9, 0, "cuda-sm90-tiles: cuda-prefill, cuda-node, cuda-merge"},
+      {10, 0, "cuda-sm100-tiles: cuda-prefill, cuda-node, cuda-merge"},
+      {12, 0,
+       "cuda-sm120-tiles: cuda-narrow, cuda-node, cuda-merge; left out: cuda-prefill of bf16, "
+       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has "
+       "101376"}};
+  std::vector<float> rows;
+  for (const PlayedCard& card : cards) {
+    SCOPED_TRACE(card.explains);
+    FakeDriver fake;
+    fake.play(card.major, card.minor);
+    Twins twins(fake, DType::kBF16, 64, DType::kBF16, 36);
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+    ASSERT_TRUE(plan) << plan.error().message();
+    EXPECT_EQ(plan->explain(), card.explains);
+    EXPECT_LT(twins.error_of_layer(0, *plan), 4e-3);
+    const bool hopper = card.major == 9;
+    EXPECT_EQ(fake.images, hopper ? std::vector<const void*>({&kBytes[0], &kBytes[1], &kBytes[2]})
+                                  : std::vector<const void*>({&kBytes[0], &kBytes[3], &kBytes[4]}));
+    // The text of the others does not wait for the launch in front.
+    EXPECT_EQ(fake.overlapping_launches, hopper ? 2 : 0);
+    for (const auto& [name, bytes] : fake.shared_bytes) EXPECT_LE(bytes, fake.shared_of_block);
+    // The model has one arithmetic, so whatever is left out, no bit changes.
+    if (rows.empty()) rows = twins.got;
+    EXPECT_EQ(rows, twins.got);
+  }
+}
+
+TEST(CudaAttendCards, AStreamHasAsManyBlocksAsFitBesideEachOther) {
+  const std::pair<std::pair<int, int>, std::int32_t> cards[] = {
+      {{8, 0}, 2 * 108}, {{8, 6}, 72}, {{9, 0}, 3 * 132}, {{12, 0}, 170}};
+  for (const auto& [card, blocks] : cards) {
+    FakeDriver fake;
+    fake.play(card.first, card.second);
+    const auto device = open_device();
+    AttendModules modules(device, kImages);
+    AttentionCall call;
+    call.cache.element = Element::kBF16;
+    call.cache.dim_k = 64;
+    const Result<CardChoice> chosen = modules.choose(call);
+    ASSERT_TRUE(chosen);
+    EXPECT_EQ(chosen->choice.num_sms * chosen->choice.stream_blocks_of_sm, blocks);
+  }
+}
+
+// What every type and head dim has on each card: nothing but prefill is ever left out.
+TEST(CudaAttendCards, NodesAndStreamsFitEveryCard) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {9, 0}, {10, 0}, {12, 0}}) {
+    FakeDriver fake;
+    fake.play(major, minor);
+    const auto device = open_device();
+    AttendModules modules(device, kImages);
+    const KernelSet set = set_of(major, minor);
+    for (const Element element : {Element::kF16, Element::kBF16, Element::kInt8, Element::kE4M3})
+      for (const std::int32_t head_dim : {64, 128}) {
+        AttentionCall call;
+        call.cache.element = element;
+        call.cache.dim_k = head_dim;
+        const Result<CardChoice> chosen = modules.choose(call);
+        ASSERT_TRUE(chosen);
+        EXPECT_TRUE(chosen->choice.prefill);
+        EXPECT_EQ(chosen->choice.stream, !has_scales(element));
+        for (const KernelLaunch& launch : launches_of_tiles(element, head_dim, set)) {
+          if (launch.kernel == KernelName::kPrefill) continue;
+          EXPECT_LE(kernel_of(launch, set).shared_bytes, fake.shared_of_block)
+              << to_string(launch.kernel);
+        }
+        const bool wide =
+            fake.shared_of_block >=
+            kernel_of({.kernel = KernelName::kPrefill, .element = element, .head_dim = head_dim},
+                      set)
+                .shared_bytes;
+        EXPECT_EQ(chosen->choice.narrow, !wide);
+        EXPECT_EQ(chosen->left_out.size(), wide ? 0u : 1u);
+      }
+  }
+}
+
+TEST(CudaAttendCards, AKernelWithoutRoomIsRefusedByNameAndNumbers) {
+  FakeDriver fake;
+  fake.play(8, 6);
+  fake.shared_of_block = 48 << 10;  // no card has so little
+  Twins twins(fake, DType::kBF16, 64, DType::kBF16);
+  const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(
+      plan.error().message(),
+      "cuda-node of bf16, head_dim 64, takes 73728 bytes of shared memory for a block, device 0 "
+      "(Fake 0) has 49152");
+  // The kernel for any shape has room.
+  Twins general(fake, DType::kF32, 24, DType::kF32);
+  EXPECT_TRUE(plan_attend(*general.kernels, general.call));
+}
+
+TEST(CudaAttendCards, ABuildForOthersIsRefusedWithBoth) {
+  const std::pair<std::span<const KernelImage>, const char*> builds[] = {
+      {std::span(kImages).first(3),
+       "attention is compiled for compute capability 9.0, device 0 "
+       "(Fake 0) has 8.0"},
+      {std::span(kImages).first(1), "this build has no kernels attend_sm80"}};
+  for (const auto& [images, sentence] : builds) {
+    FakeDriver fake;
+    fake.play(8, 0);
+    Twins twins(fake, DType::kBF16, 64, DType::kBF16);
+    const auto kernels = *load_kernels(twins.device, {}, images);
+    const Result<AttendPlan> plan = plan_attend(*kernels, twins.call);
+    ASSERT_FALSE(plan);
+    EXPECT_EQ(plan.error().code(), ErrorCode::kUnsupported);
+    EXPECT_EQ(plan.error().message(), sentence);
+  }
+  FakeDriver fake;
+  Twins twins(fake, DType::kBF16, 64, DType::kBF16);
+  const KernelImage others[] = {kImages[0], kImages[3], kImages[4]};
+  const auto kernels = *load_kernels(twins.device, {}, others);
+  const Result<AttendPlan> plan = plan_attend(*kernels, twins.call);
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(
+      plan.error().message(),
+      "attention is compiled for compute capability 8.0 and later but for 9.0, device 0 (Fake "
+      "0) has 9.0");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cuda/attention/attend.h"
 #include "cuda/attention/module.h"
@@ -33,6 +34,7 @@ struct AttendPlan::Impl {
   bool has_trims = false;
   AttentionPlan plan;
   std::string target;
+  std::vector<std::string> left_out;  // CardChoice
 };
 
 // Kernels::load() from other images than the library's.
