@@ -7,6 +7,7 @@
 #include "cuda/attention/attend.h"
 #include "cuda/attention/general_kernel.cuh"
 #include "cuda/attention/node_kernel.cuh"
+#include "cuda/attention/plan_kernel.cuh"
 #include "cuda/attention/prefill_kernel.cuh"
 #include "cuda/attention/stream_kernel.cuh"
 #include "cuda/attention/wgmma_kernel.cuh"
@@ -64,6 +65,12 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
     default:
       return false;
   }
+}
+
+// The kernel that makes a padded plan; start(kernel, threads, shared_bytes) starts one block.
+template <typename Start>
+void start_plan(Start&& start) {
+  start(plan_kernel<kPlanThreads>, kPlanThreads, static_cast<int>(sizeof(PlanMemory)));
 }
 
 template <typename Start>

@@ -89,6 +89,10 @@ AttendKernel kernel_of(const KernelLaunch& launch) {
   }
 }
 
+AttendKernel plan_kernel_of() {
+  return {"_ZN7kvfolio4cuda11plan_kernelILi256EEEvNS0_8PlanArgsE", 256, 33296};
+}
+
 std::string image_of(const KernelLaunch& launch) {
   if (launch.kernel == KernelName::kGeneral || launch.kernel == KernelName::kMerge) return "attend";
   return concat("attend_", to_string(launch.element), "_", launch.head_dim);
@@ -152,21 +156,31 @@ Status AttendModules::load(const std::string& name, std::span<const KernelLaunch
       [&](const DriverCalls& calls) { return calls.module_load(&module, image->data); }));
   modules_.push_back(module);
   for (const KernelLaunch& launch : launches) {
-    const AttendKernel kernel = kernel_of(launch);
-    Function function{nullptr, kernel.threads, kernel.shared_bytes};
-    KVFOLIO_RETURN_IF_ERROR(
-        device_->run([&] { return concat("to find its kernel ", kernel.symbol); },
-                     [&](const DriverCalls& calls) {
-                       const DriverResult error =
-                           calls.module_function(&function.handle, module, kernel.symbol.c_str());
-                       if (error != 0 || kernel.shared_bytes <= kSharedOfAnyKernel) return error;
-                       return calls.function_attribute(function.handle, kDynamicSharedBytes,
-                                                       kernel.shared_bytes);
-                     }));
-    functions_[index_of(launch)] = function;
+    Result<Function> function = find(module, kernel_of(launch));
+    if (!function) return function.error();
+    functions_[index_of(launch)] = *function;
+  }
+  if (name == "attend") {
+    Result<Function> function = find(module, plan_kernel_of());
+    if (!function) return function.error();
+    plan_ = *function;
   }
   loaded_.push_back(name);
   return {};
+}
+
+Result<AttendModules::Function> AttendModules::find(void* module,
+                                                    const AttendKernel& kernel) const {
+  Function function{nullptr, kernel.threads, kernel.shared_bytes};
+  KVFOLIO_RETURN_IF_ERROR(device_->run(
+      [&] { return concat("to find its kernel ", kernel.symbol); },
+      [&](const DriverCalls& calls) {
+        const DriverResult error =
+            calls.module_function(&function.handle, module, kernel.symbol.c_str());
+        if (error != 0 || kernel.shared_bytes <= kSharedOfAnyKernel) return error;
+        return calls.function_attribute(function.handle, kDynamicSharedBytes, kernel.shared_bytes);
+      }));
+  return function;
 }
 
 Status AttendModules::prepare(const AttentionCall& call, const AttentionPlan& plan) {
@@ -212,6 +226,18 @@ Status AttendModules::launch(const KernelLaunch& launch, void* stream) {
                       [&](const DriverCalls& calls) {
                         return calls.launch_with(&config, function.handle, parameters, nullptr);
                       });
+}
+
+Status AttendModules::launch_plan(const PlanArgs& args, void* stream) {
+  LaunchConfig config;
+  config.grid_x = 1;
+  config.block_x = static_cast<unsigned>(plan_.threads);
+  config.shared_bytes = static_cast<unsigned>(plan_.shared_bytes);
+  config.stream = stream;
+  void* parameters[] = {const_cast<PlanArgs*>(&args)};
+  return device_->run("to start cuda-plan", [&](const DriverCalls& calls) {
+    return calls.launch_with(&config, plan_.handle, parameters, nullptr);
+  });
 }
 
 }  // namespace kvfolio::cuda

@@ -30,6 +30,8 @@ struct AttendKernel {
 [[nodiscard]] AttendKernel kernel_of(const KernelLaunch& launch);
 // The name of the image that has it: "attend", "attend_int8_64", ...
 [[nodiscard]] std::string image_of(const KernelLaunch& launch);
+// The kernel that makes a padded plan, of the image "attend".
+[[nodiscard]] AttendKernel plan_kernel_of();
 // A launch of each kernel of an element type and head dim, and of those that have none.
 [[nodiscard]] std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim);
 [[nodiscard]] std::vector<KernelLaunch> other_launches();
@@ -47,6 +49,8 @@ class AttendModules {
   Status prepare(const AttentionCall& call, const AttentionPlan& plan);
   // Requires: prepare() for a plan of this kernel.
   Status launch(const KernelLaunch& launch, void* stream);
+  // Starts plan_kernel(). Requires: prepare() for any plan.
+  Status launch_plan(const PlanArgs& args, void* stream);
 
  private:
   // Kernel, element, head dim 64 or 128, group rows 8 or 16, few or many nodes.
@@ -58,6 +62,7 @@ class AttendModules {
   };
   static std::size_t index_of(const KernelLaunch& launch) noexcept;
   Status load(const std::string& name, std::span<const KernelLaunch> launches);
+  Result<Function> find(void* module, const AttendKernel& kernel) const;
 
   std::shared_ptr<Device> device_;
   std::span<const KernelImage> images_;
@@ -65,6 +70,7 @@ class AttendModules {
   std::vector<std::string> loaded_;
   std::vector<void*> modules_;
   std::array<Function, kFunctions> functions_{};
+  Function plan_;
 };
 
 }  // namespace kvfolio::cuda
