@@ -423,9 +423,9 @@ Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoi
   return plan;
 }
 
-PlanArgs plan_args_of(const AttentionCall& call, const AttentionPlan& plan,
-                      const std::int32_t* num_sequences, void* image, void* workspace,
-                      unsigned long long* fault) {
+PaddedArgs plan_args_of(const AttentionCall& call, const AttentionPlan& plan,
+                        const std::int32_t* num_sequences, void* image, void* workspace,
+                        unsigned long long* fault) {
   const AttendArgs args = arguments_of(call);
   const AttendCapacity& capacity = *plan.capacity;
   return {.query_start = args.query_start,
@@ -453,6 +453,10 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   if (!plan.image.empty()) KVFOLIO_RETURN_IF_ERROR(check_pointer("image", image, 16));
   if (plan.workspace_bytes > 0) {
     KVFOLIO_RETURN_IF_ERROR(check_pointer("workspace", workspace, 16));
+  }
+  if (plan.capacity) {  // read by empty items, whether the batch has rows or not
+    KVFOLIO_RETURN_IF_ERROR(check_pointer("q", call.q, 1));
+    KVFOLIO_RETURN_IF_ERROR(check_pointer("out", call.out, 1));
   }
   const CacheArgs& cache = call.cache;
   const PlanCounts& counts = plan.counts;

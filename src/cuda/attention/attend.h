@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "cuda/attention/args.h"
+#include "cuda/attention/padded_args.h"
 #include "cuda/attention/plan.h"
-#include "cuda/attention/plan_args.h"
 #include "kvfolio/cuda_kernels.h"
 #include "kvfolio/status.h"
 
@@ -117,9 +117,9 @@ struct AttentionPlan {
                                                    const AttendCapacity& capacity);
 // What plan_kernel() is told to make this padded plan's image of the call's arrays on the device.
 // Lengths of the call are not read.
-[[nodiscard]] PlanArgs plan_args_of(const AttentionCall& call, const AttentionPlan& plan,
-                                    const std::int32_t* num_sequences, void* image, void* workspace,
-                                    unsigned long long* fault);
+[[nodiscard]] PaddedArgs plan_args_of(const AttentionCall& call, const AttentionPlan& plan,
+                                      const std::int32_t* num_sequences, void* image,
+                                      void* workspace, unsigned long long* fault);
 
 // A kernel with its arguments, as a launcher gets it.
 enum class KernelName : std::int32_t { kNode, kGeneral, kMerge, kPrefill, kWgmma, kStream };

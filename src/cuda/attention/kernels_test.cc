@@ -269,7 +269,7 @@ class Problem {
                                   float4{kNan, kNan, kNan, kNan});
     if (planner == Planner::kDevice) {
       const auto n = static_cast<std::int32_t>(attention.lengths.kv_lens.size());
-      const PlanArgs args = plan_args_of(attention, *plan, &n, at, workspace.data(), nullptr);
+      const PaddedArgs args = plan_args_of(attention, *plan, &n, at, workspace.data(), nullptr);
       start_plan([&](auto kernel, int threads, int shared_bytes) {
         model::launch(1, threads, shared_bytes, false, [&] { kernel(args); });
       });

@@ -90,7 +90,7 @@ AttendKernel kernel_of(const KernelLaunch& launch) {
 }
 
 AttendKernel plan_kernel_of() {
-  return {"_ZN7kvfolio4cuda11plan_kernelILi256EEEvNS0_8PlanArgsE", 256, 33296};
+  return {"_ZN7kvfolio4cuda11plan_kernelILi256EEEvNS0_10PaddedArgsE", 256, 33296};
 }
 
 std::string image_of(const KernelLaunch& launch) {
@@ -228,13 +228,13 @@ Status AttendModules::launch(const KernelLaunch& launch, void* stream) {
                       });
 }
 
-Status AttendModules::launch_plan(const PlanArgs& args, void* stream) {
+Status AttendModules::launch_plan(const PaddedArgs& args, void* stream) {
   LaunchConfig config;
   config.grid_x = 1;
   config.block_x = static_cast<unsigned>(plan_.threads);
   config.shared_bytes = static_cast<unsigned>(plan_.shared_bytes);
   config.stream = stream;
-  void* parameters[] = {const_cast<PlanArgs*>(&args)};
+  void* parameters[] = {const_cast<PaddedArgs*>(&args)};
   return device_->run("to start cuda-plan", [&](const DriverCalls& calls) {
     return calls.launch_with(&config, plan_.handle, parameters, nullptr);
   });

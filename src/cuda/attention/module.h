@@ -50,7 +50,7 @@ class AttendModules {
   // Requires: prepare() for a plan of this kernel.
   Status launch(const KernelLaunch& launch, void* stream);
   // Starts plan_kernel(). Requires: prepare() for any plan.
-  Status launch_plan(const PlanArgs& args, void* stream);
+  Status launch_plan(const PaddedArgs& args, void* stream);
 
  private:
   // Kernel, element, head dim 64 or 128, group rows 8 or 16, few or many nodes.

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/attention/padded_args.h"
 #include "cuda/attention/plan.h"
-#include "cuda/attention/plan_args.h"
 #include "kvfolio/cuda_kernels.h"
 #include "kvfolio/status.h"
 

@@ -115,7 +115,7 @@ struct OnDevice {
   std::vector<int4> image;
   std::vector<std::int32_t> arrivals;
   unsigned long long fault = kNoEntry;
-  PlanArgs args;
+  PaddedArgs args;
 
   // counted: the number of sequences lies on the device, and garbage behind them.
   OnDevice(const Batch& batch, bool counted)

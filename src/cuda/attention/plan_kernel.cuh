@@ -9,7 +9,7 @@
 // from where a piece begins and ends, so that no thread waits for another one's walk.
 
 #include "cuda/attention/device.cuh"
-#include "cuda/attention/plan_args.h"
+#include "cuda/attention/padded_args.h"
 
 namespace kvfolio::cuda {
 
@@ -88,14 +88,14 @@ __device__ __forceinline__ int32_t least_of_block(int32_t x, int32_t* least, int
 
 struct PlanSequence {
   int32_t rows, queries, kv_len, trim_sinks, first_kept;
-  __device__ __forceinline__ PlanSequence(const PlanArgs& a, int i)
+  __device__ __forceinline__ PlanSequence(const PaddedArgs& a, int i)
       : queries(a.query_start[i + 1] - a.query_start[i]),
         kv_len(a.kv_lens[i]),
         trim_sinks(a.trim_sinks == nullptr ? 0 : a.trim_sinks[i]),
         first_kept(a.trim_first_kept == nullptr ? 0 : a.trim_first_kept[i]) {
     rows = queries * a.group_size;
   }
-  __device__ __forceinline__ Sight sight(const PlanArgs& a, int first, int count) const {
+  __device__ __forceinline__ Sight sight(const PaddedArgs& a, int first, int count) const {
     const int base = kv_len - queries;
     return sight_of_any(a.mask, base + first / a.group_size,
                         base + (first + count - 1) / a.group_size, kv_len, trim_sinks, first_kept);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void for_each_run(const Sight& sight, Visit&& visit) 
 // ---------------------------------------------------------------------------------------
 
 template <int kThreads>
-__device__ void plan_nodes(const PlanArgs& a, int n, int with_rows, PlanMemory& memory, int thread) {
+__device__ void plan_nodes(const PaddedArgs& a, int n, int with_rows, PlanMemory& memory, int thread) {
   const int lane = thread & 31, warp = thread >> 5;
   Item* const items = reinterpret_cast<Item*>(a.image);
   Group* const groups = reinterpret_cast<Group*>(items + a.room.items);
@@ -184,7 +184,7 @@ __device__ void plan_nodes(const PlanArgs& a, int n, int with_rows, PlanMemory& 
 struct PlanStream {
   Sight sight;
   int32_t first_leaf = 0, last_leaf = 0, first_tile = 0, last_tile = 0;
-  __device__ __forceinline__ explicit PlanStream(const PlanArgs& a, const PlanSequence& sequence)
+  __device__ __forceinline__ explicit PlanStream(const PaddedArgs& a, const PlanSequence& sequence)
       : sight(sequence.sight(a, 0, a.group_size)) {
     const int32_t low = max(sight.low, 0);
     if (low > sight.high) return;
@@ -276,7 +276,7 @@ __device__ __forceinline__ void for_each_piece(const PlanLeaves& all, int block,
   }
 }
 
-__device__ __forceinline__ void write_segment(const PlanArgs& a, const PlanLeaves& all,
+__device__ __forceinline__ void write_segment(const PaddedArgs& a, const PlanLeaves& all,
                                               const PlanPiece& piece, int32_t state,
                                               Segment* segment, int32_t* flags) {
   const PlanSequence sequence(a, piece.sequence);
@@ -323,7 +323,7 @@ __device__ __forceinline__ void write_segment(const PlanArgs& a, const PlanLeave
 }
 
 template <int kThreads>
-__device__ void plan_stream_of(const PlanArgs& a, int n, PlanMemory& memory, int thread) {
+__device__ void plan_stream_of(const PaddedArgs& a, int n, PlanMemory& memory, int thread) {
   Segment* const segments = reinterpret_cast<Segment*>(a.image);
   const int32_t num_segments = a.room.stream_blocks * a.room.segments_per_block;
   int32_t* const flags = reinterpret_cast<int32_t*>(segments + num_segments);
@@ -394,7 +394,7 @@ __device__ void plan_stream_of(const PlanArgs& a, int n, PlanMemory& memory, int
 // ----------------------------------------------------------------------------------
 
 template <int kThreads>
-__global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ PlanArgs a) {
+__global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ PaddedArgs a) {
   KVFOLIO_CUDA_SHARED_MEMORY(shared);
   PlanMemory& memory = *reinterpret_cast<PlanMemory*>(shared);
   const int thread = threadIdx.x;

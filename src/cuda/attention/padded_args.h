@@ -22,7 +22,7 @@ struct PaddedRoom {
   std::int32_t stream_groups = 0;
 };
 
-struct PlanArgs {
+struct PaddedArgs {
   const std::int32_t* query_start = nullptr;  // [max_sequences + 1]
   const std::int32_t* kv_lens = nullptr;      // [max_sequences]
   const std::int32_t* trim_sinks = nullptr;   // [max_sequences], null: no trims
