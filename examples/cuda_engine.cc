@@ -255,11 +255,11 @@ class OnDevice final : public Compute {
           captured.plan->image().size() > kImageBytes) {
         std::exit(1);
       }
-      captured.graph = check(
-          cuda::Graph::capture(device_, stream(), captured.plan->shape(), [&]() -> Status {
-            KVFOLIO_RETURN_IF_ERROR(cuda::plan_on_device(
-                *kernels_, call, *captured.plan, arrays_ + kImageAt, arrays_ + kWorkspaceAt,
-                stream(), plan_->arrays().counts));
+      captured.graph =
+          check(cuda::Graph::capture(device_, stream(), captured.plan->shape(), [&]() -> Status {
+            KVFOLIO_RETURN_IF_ERROR(cuda::plan_on_device(*kernels_, call, *captured.plan,
+                                                         arrays_ + kImageAt, arrays_ + kWorkspaceAt,
+                                                         stream(), plan_->arrays().counts));
             return layers(call, *captured.plan, size);
           }));
     } else {
@@ -424,7 +424,6 @@ int main() {
               got[0] == got[2] ? "yes" : "no");
   std::printf("%zu graphs, %d replays, %llu blocks from host memory\n", card.num_graphs(),
               card.num_replays, static_cast<unsigned long long>(on_device.num_loads()));
-  const bool used =
-      card.num_graphs() == 2 && card.num_replays > 50 && on_device.num_loads() > 0;
+  const bool used = card.num_graphs() == 2 && card.num_replays > 50 && on_device.num_loads() > 0;
   return got == want && got[0] == got[2] && used ? 0 : 1;
 }
