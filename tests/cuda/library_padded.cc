@@ -26,9 +26,8 @@ class Padded {
  public:
   static constexpr std::int32_t kBlockSize = 16;
 
-  Padded(Report& report, Card& card, const Shape& shape)
-      : report_(report),
-        card_(card),
+  Padded(Card& card, const Shape& shape)
+      : card_(card),
         shape_(shape),
         columns_((shape.tokens + kBlockSize - 1) / kBlockSize),
         rows_(shape.dtype == DType::kF32 ? DType::kF32 : DType::kBF16) {
@@ -181,7 +180,6 @@ class Padded {
     }
   }
 
-  Report& report_;
   Card& card_;
   Shape shape_;
   std::int32_t columns_;
@@ -314,7 +312,7 @@ void run_padded(Report& report, const Options& options) {
                          {"f32, 8 x 2,048, head_dim 96", DType::kF32, 96, 2, 4, 8, 2048}};
   const Shape small[] = {{"f32, 3 x 1,100, head_dim 24", DType::kF32, 24, 2, 4, 3, 1100}};
   for (const Shape& shape : options.small ? std::span<const Shape>(small) : large) {
-    Padded padded(report, card, shape);
+    Padded padded(card, shape);
     padded.draw(true);
     const AttendPlan plan =
         must(plan_attend(*card.kernels, padded.call(), padded.capacity()), shape.name);
