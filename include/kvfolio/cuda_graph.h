@@ -8,20 +8,21 @@
 //   upload(kernels, plan, pinned, image, workspace, stream);  // what changes, where it lay before
 //   graph->launch(stream);
 //
-// May be captured: append(), gather(), attend(), DevicePlan::apply(), BatchAttention::run(), copies
-// of the caller's own. May not: what waits, allocates or records an event, and what the host writes
-// anew for each step: upload(), DevicePlan::send(), BatchAttention::plan(), copy_blocks() and
-// convert_blocks(), whose lists travel with the launch. plan_attend() loads kernels the first time,
-// so plan once before.
-// Addresses, numbers and grids stay those of the capture. attend() serves as long as
-// AttendPlan::shape() is the same.
-// Only the calling thread is watched while it captures: others go on using the device.
+// May be captured: append(), gather(), plan_on_device(), attend(), DevicePlan::apply(),
+// BatchAttention::run(), copies of the caller's own. May not: what waits, allocates or records an
+// event, and what the host writes anew for each step: upload(), DevicePlan::send(),
+// BatchAttention::plan(), copy_blocks() and convert_blocks(), whose lists travel with the launch.
+// plan_attend() loads kernels the first time, so plan once before. Addresses, numbers and grids
+// stay those of the capture. attend() serves as long as AttendPlan::shape() is the same: that of a
+// padded plan (AttendCapacity) always is. A graph that was told the shape refuses to start for
+// another. Only the calling thread is watched while it captures: others go on using the device.
 // Thread safety: one thread at a time.
 
 #include <memory>
 #include <utility>
 
 #include "kvfolio/cuda_device.h"
+#include "kvfolio/cuda_kernels.h"
 #include "kvfolio/export.h"
 #include "kvfolio/status.h"
 
@@ -38,6 +39,14 @@ class KVFOLIO_API Graph {
     KVFOLIO_RETURN_IF_ERROR(begin(device, stream));
     return end(device, stream, record());
   }
+  // The same, of a record() that starts attend() of plans of this shape.
+  template <typename Record>
+  static Result<Graph> capture(const std::shared_ptr<Device>& device, void* stream,
+                               const AttendShape& shape, Record&& record) {
+    Result<Graph> graph = capture(device, stream, std::forward<Record>(record));
+    if (graph) graph->shape_ = shape;
+    return graph;
+  }
   Graph() = default;
   Graph(Graph&& other) noexcept { *this = std::move(other); }
   Graph& operator=(Graph&& other) noexcept;
@@ -49,6 +58,12 @@ class KVFOLIO_API Graph {
   // Starts it on a stream of the same device, behind what that was given. Waits for nothing.
   // kFailedPrecondition: it was not made by capture().
   Status launch(void* stream);
+  // The same for a step whose plan has this shape. kInvalidArgument, with what differs and both
+  // numbers: another shape than that of the capture, such as that of a larger batch; nothing was
+  // started. kFailedPrecondition: capture() was told none.
+  Status launch(void* stream, const AttendShape& shape);
+  // All 0 where capture() was told none.
+  [[nodiscard]] const AttendShape& shape() const noexcept { return shape_; }
   // CUgraphExec.
   [[nodiscard]] void* handle() const noexcept { return handle_; }
 
@@ -59,6 +74,7 @@ class KVFOLIO_API Graph {
   void release() noexcept;
   std::shared_ptr<Device> device_;
   void* handle_ = nullptr;
+  AttendShape shape_ = {};
 };
 
 }  // namespace kvfolio::cuda

@@ -139,6 +139,17 @@ struct AttendShape {
   friend auto operator<=>(const AttendShape&, const AttendShape&) = default;
 };
 
+// The largest batch that a captured graph is to serve. A plan that is padded to it has grids, an
+// image and a workspace of one size, whatever the lengths: items behind the work are empty.
+struct AttendCapacity {
+  std::int32_t max_sequences = 0;        // 1 to 2^20
+  std::int32_t max_sequence_tokens = 0;  // of K and V of one sequence: 1 to kMaxSequenceTokens
+  std::int64_t max_tokens = 0;           // of all together; 0: max_sequences x max_sequence_tokens
+  std::int32_t max_queries = 1;          // rows of q of one sequence: 1, a decode, to 2^16
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the comparison for a null
+  friend auto operator<=>(const AttendCapacity&, const AttendCapacity&) = default;
+};
+
 // How the work of a batch is cut. Good for every layer of the same shapes and strides.
 class KVFOLIO_API AttendPlan {
  public:
@@ -161,8 +172,15 @@ class KVFOLIO_API AttendPlan {
   // 207360 bytes of shared memory for a block, device 0 (...) has 101376": the target, the kernels
   // that attend() starts, and those that the card has no room for, whose calls others take.
   [[nodiscard]] std::string explain() const;
-  // Changes with the lengths of a batch, where more or less work is started for them.
+  // Changes with the lengths of a batch, where more or less work is started for them; that of a
+  // padded plan follows from the capacity, with max_sequences and max_sequences x max_queries.
   [[nodiscard]] AttendShape shape() const noexcept;
+  // All 0, but for max_queries, where the plan is not padded.
+  [[nodiscard]] AttendCapacity capacity() const noexcept;
+  // Whether a graph that captured attend() with this padded plan serves the batch, for a replay
+  // whose plan is made on the device: only lengths are looked at. kInvalidArgument: more than the
+  // capacity, with both numbers. kFailedPrecondition: the plan is not padded.
+  [[nodiscard]] Status check(const AttentionBatch& batch) const;
 
   // For the sources of this library.
   struct Impl;
@@ -180,6 +198,29 @@ class KVFOLIO_API AttendPlan {
 // 256 tokens, rows of f64, opaque bytes, a card or an element type that this build has no kernels
 // for.
 KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call);
+// The same, padded: shape(), image().size() and workspace_bytes() follow from the capacity and the
+// call's shapes, strides and parameters, so one captured attend() serves every batch within the
+// capacity whose plan was uploaded to the same place. Rows have the bits of the other plan. Arrays
+// of lengths in device memory, the block table, q and out have room for the capacity; where the
+// batch has no rows, the first two entries of query_start are 0. kInvalidArgument, with both
+// numbers: the batch is larger than the capacity.
+KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call,
+                                           const AttendCapacity& capacity);
+// Makes the image of a padded plan on the device by one kernel, from the lengths that lie there
+// (query_start, kv_lens and trims of the call): the bytes that plan_attend() makes of the same
+// lengths, and zeroes zeroed_bytes() of `workspace`. May be captured in front of attend(): a replay
+// needs no plan of the host. `call` is checked as attend() checks it; of its batch only the number
+// of sequences and rows is looked at. num_sequences: in device memory, how many sequences there are
+// (DevicePlanArrays::counts); null: the arrays have max_sequences, the last ones without rows.
+// What no host has checked: a batch over the capacity makes an empty plan, whose rows are not
+// written, and is reported (Fault: the first such sequence; max_sequences: all of them together).
+// kFailedPrecondition: the plan is not padded.
+KVFOLIO_API Status plan_on_device(Kernels& kernels, const DeviceAttention& call,
+                                  const AttendPlan& plan, std::byte* image, std::byte* workspace,
+                                  void* stream, const std::int32_t* num_sequences = nullptr,
+                                  Fault fault = nullptr);
+// What the word behind its Fault says, once it is on the host. Ok for kNoEntry.
+KVFOLIO_API Status plan_fault(const AttendPlan& plan, unsigned long long fault);
 // Through `pinned`, pinned memory of at least image().size() bytes that is not written again before
 // the stream has passed, to `image`; and zeroes zeroed_bytes() of `workspace`.
 KVFOLIO_API Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,
@@ -191,7 +232,8 @@ KVFOLIO_API Status upload(Kernels& kernels, std::span<const std::byte> pinned, s
 // softmax(scale * q k^T + mask) v of every row. kInvalidArgument, with what differs: a call of
 // other shapes, strides or parameters than the plan's: scale, soft_cap, causal, rule, and whether
 // there are slopes, sink logits and trims. Each layer may have slopes and logits of its own.
-// Lengths are those of the plan: only their number is looked at.
+// Lengths are those of the plan: only their number is looked at, which for a padded plan is at most
+// that of its capacity.
 KVFOLIO_API Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
                           const std::byte* image, std::byte* workspace, void* stream);
 

@@ -28,7 +28,8 @@
 // Captured graphs: run() may be captured, plan() not. A replay computes the last plan as long as
 // shape() is the one that was captured (AttendShape): capture again when it changes, or keep a
 // graph for each shape. In a batch of decodes it changes when a sequence enters another 1,024
-// tokens; where decodes go as a stream (few tokens in all, or 900 MB of them), another 256.
+// tokens; where decodes go as a stream (few tokens in all, or 900 MB of them), another 256. With
+// BatchAttentionOptions::padded it never changes: one graph serves every step within the options.
 // Thread safety: one thread at a time.
 
 #include <cstddef>
@@ -73,6 +74,12 @@ struct BatchAttentionOptions {
   std::int64_t max_image_bytes = std::int64_t{4} << 20;
   // Device memory for parts of rows that are merged, as FlashInfer's float workspace. 16 to 2^40.
   std::int64_t workspace_bytes = std::int64_t{128} << 20;
+  // Plans are padded to max_sequences sequences of max_pages_of_sequence pages (AttendCapacity), so
+  // that shape() is one for all steps of the same paged_kv, heads and masks. A step that is larger
+  // is refused with the numbers.
+  bool padded = false;
+  std::int64_t max_tokens = 0;   // of K and V of a padded step; 0: what all pages have room for
+  std::int32_t max_queries = 1;  // rows of one sequence of a padded step: 1, a decode, to 2^16
 };
 
 // What plan() is told, by FlashInfer's names and with its defaults.

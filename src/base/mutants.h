@@ -66,6 +66,9 @@ enum class Mutant : std::uint8_t {
   kDevicePlanLeavesAnEntryOut,
   kDevicePlanReusesPinnedEarly,
   kDevicePlanTrustsAnyList,
+  kPlanCapacityNotChecked,
+  kPlanEmptyItemIsNot,
+  kPlanLeafTwice,
   // of libkvfolio_tiers
   kKeyWithoutDtype,
   kKeyWithoutAdapter,

@@ -3,9 +3,11 @@
 #include "kvfolio/cuda_graph.h"
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/invalid.h"
+#include "base/text.h"
 #include "cuda/driver.h"
 
 namespace kvfolio::cuda {
@@ -14,6 +16,34 @@ namespace {
 
 // Calls of this thread that cannot be captured are refused; those of others are let alone.
 constexpr int kCaptureOfThisThread = 1;
+
+// The first number by which the shapes differ.
+Status check_same(const AttendShape& captured, const AttendShape& planned) {
+  struct Number {
+    std::string_view name;
+    std::int32_t captured, planned;
+  };
+  const AttendShape &a = captured, &b = planned;
+  const Number numbers[] = {
+      {"sequences", a.num_sequences, b.num_sequences},
+      {"rows", a.num_rows, b.num_rows},
+      {"items", a.items, b.items},
+      {"groups", a.groups, b.groups},
+      {"items of a prefill", a.prefill_items, b.prefill_items},
+      {"segments", a.segments, b.segments},
+      {"segments for each block", a.segments_per_block, b.segments_per_block},
+      {"states", a.states, b.states},
+      {"instances for many nodes", a.many_nodes ? 1 : 0, b.many_nodes ? 1 : 0},
+      {"merges", a.merges ? 1 : 0, b.merges ? 1 : 0},
+  };
+  for (const Number& number : numbers) {
+    if (number.captured == number.planned) continue;
+    return invalid(text::concat("the plan has ", number.planned, " ", number.name,
+                                ", the graph was captured with ", number.captured,
+                                ": capture one for this shape, or pad plans (AttendCapacity)"));
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -53,6 +83,7 @@ Graph& Graph::operator=(Graph&& other) noexcept {
   release();
   device_ = std::move(other.device_);
   handle_ = std::exchange(other.handle_, nullptr);
+  shape_ = std::exchange(other.shape_, {});
   return *this;
 }
 
@@ -70,6 +101,14 @@ Status Graph::launch(void* stream) {
   return device_->run("to start a graph", [&](const DriverCalls& calls) {
     return calls.graph_launch(handle_, stream);
   });
+}
+
+Status Graph::launch(void* stream, const AttendShape& shape) {
+  if (handle_ != nullptr && shape_ == AttendShape{}) {
+    return {ErrorCode::kFailedPrecondition, "the graph was captured without a shape"};
+  }
+  if (handle_ != nullptr) KVFOLIO_RETURN_IF_ERROR(check_same(shape_, shape));
+  return launch(stream);
 }
 
 }  // namespace kvfolio::cuda

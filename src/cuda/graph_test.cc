@@ -123,6 +123,38 @@ TEST_F(CudaGraph, ArgumentsAreChecked) {
   EXPECT_TRUE(stream_.synchronize().ok());
 }
 
+TEST_F(CudaGraph, IsRefusedForAPlanOfAnotherShapeThanTheOneThatWasCaptured) {
+  const AttendShape shape = {.num_sequences = 4, .num_rows = 4, .items = 12, .groups = 4};
+  Result<Graph> graph = Graph::capture(device_, stream_.handle(), shape, [&] { return copy(); });
+  ASSERT_TRUE(graph) << graph.error().message();
+  EXPECT_EQ(graph->shape(), shape);
+  put(1);
+  ASSERT_TRUE(graph->launch(stream_.handle(), shape).ok());
+  ASSERT_EQ(found(), 1);
+  put(2);
+  AttendShape larger = shape;
+  larger.num_sequences = 5;
+  EXPECT_EQ(graph->launch(stream_.handle(), larger).message(),
+            "the plan has 5 sequences, the graph was captured with 4: capture one for this shape, "
+            "or pad plans (AttendCapacity)");
+  larger = shape;
+  larger.items = 13;
+  EXPECT_THAT(graph->launch(stream_.handle(), larger).message(),
+              HasSubstr("the plan has 13 items, the graph was captured with 12"));
+  larger = shape;
+  larger.merges = true;
+  EXPECT_EQ(graph->launch(stream_.handle(), larger).code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(found(), 1) << "nothing was started";
+  Graph moved = *std::move(graph);
+  EXPECT_EQ(moved.shape(), shape);
+  ASSERT_TRUE(moved.launch(stream_.handle(), shape).ok());
+  EXPECT_EQ(found(), 2);
+  Graph plain = *capture();
+  EXPECT_EQ(plain.launch(stream_.handle(), shape).code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(Graph().launch(stream_.handle(), shape).message(),
+            "the graph was not made by capture()");
+}
+
 TEST_F(CudaGraph, EveryCallOfTheDriverMayFailAndNothingStaysOpen) {
   const std::size_t open = fake_.open();
   std::string failed;

@@ -143,6 +143,7 @@ inline double median_of(std::vector<double> values) {
 void run_library(Report& report, const Options& options);
 int run_death();  // in a process of its own
 void run_plan(Report& report, const Options& options);
+void run_padded(Report& report, const Options& options);
 void run_later(Report& report, const Options& options);
 
 }  // namespace kvfolio::cuda::parts

@@ -105,10 +105,12 @@ int main(int argc, char** argv) {
       run_library(report, options);
     } else if (part == "plan") {
       run_plan(report, options);
+    } else if (part == "padded") {
+      run_padded(report, options);
     } else if (part == "later") {
       run_later(report, options);
     } else {
-      std::printf("library_device: parts are library, death, plan, later\n");
+      std::printf("library_device: parts are library, death, plan, padded, later\n");
       return 2;
     }
   } catch (const Stop& stop) {

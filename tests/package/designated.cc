@@ -58,8 +58,9 @@ void use_every_struct() {
   take(OpLogOptions{.flush_each_call = true}, OpLogHeader{.format = 1}, LoggedCall{.number = 1},
        OpLogEnd{.num_calls = 1}, ReplayOptions{.max_memory_bytes = 1}, ReplayDifference{.call = 1},
        Replay{.manager = *KVCacheManager::create(CacheSpec{})});
-  take(cuda::AttendShape{.num_rows = 1}, cuda::PagedKV{.num_pages = 1},
-       cuda::BatchAttentionOptions{.max_sequences = 1}, cuda::BatchAttentionPlan{.causal = true});
+  take(cuda::AttendShape{.num_rows = 1}, cuda::AttendCapacity{.max_sequences = 1});
+  take(cuda::PagedKV{.num_pages = 1}, cuda::BatchAttentionOptions{.max_sequences = 1},
+       cuda::BatchAttentionPlan{.causal = true});
 }
 
 // The example at the top of disk_tier.h.

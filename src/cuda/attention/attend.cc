@@ -16,6 +16,7 @@
 #include "base/invalid.h"
 #include "base/text.h"
 #include "cuda/attention/check.h"
+#include "cuda/attention/padded.h"
 #include "kernels/check.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/spec.h"
@@ -217,25 +218,44 @@ bool stream_takes(const AttentionCall& call, Family family) {
          call.cache.k_strides == call.cache.v_strides;
 }
 
+// What the choice of the stream looks at: leaves of a KV head.
+struct StreamSize {
+  std::int64_t leaves = 0;
+  std::int64_t longest = 0;
+  std::int64_t tokens = 0;
+};
+StreamSize stream_size(const BatchLengths& lengths) {
+  StreamSize size;
+  for (const std::int32_t kv_len : lengths.kv_lens) {
+    const std::int64_t mine = (std::int64_t{kv_len} + kLeafTokens - 1) / kLeafTokens;
+    size.leaves += mine;
+    size.longest = std::max(size.longest, mine);
+    size.tokens += kv_len;
+  }
+  return size;
+}
+StreamSize stream_size(const AttendCapacity& capacity) {
+  const std::int64_t longest =
+      (std::int64_t{capacity.max_sequence_tokens} + kLeafTokens - 1) / kLeafTokens;
+  return {std::min(longest * capacity.max_sequences,
+                   capacity.max_tokens / kLeafTokens + capacity.max_sequences),
+          longest, capacity.max_tokens};
+}
+
 // How many blocks the stream has, or 0 where nodes are faster. Measured on an H200: it wins where
 // there is less than a leaf for each of its blocks and few states to merge, and where there are
 // many bytes and no sequence has a large share of them (docs/cuda-attention.md).
-std::int32_t stream_blocks(const AttentionCall& call, const KernelChoice& choice) {
+std::int32_t stream_blocks(const AttentionCall& call, const StreamSize& size,
+                           const KernelChoice& choice) {
   const std::int32_t num_sms = choice.num_sms;
   constexpr std::int64_t kManyBytes = 900'000'000;
-  std::int64_t leaves = 0, longest = 0, tokens = 0;
-  for (const std::int32_t kv_len : call.lengths.kv_lens) {
-    const std::int64_t mine = (std::int64_t{kv_len} + kLeafTokens - 1) / kLeafTokens;
-    leaves += mine;
-    longest = std::max(longest, mine);
-    tokens += kv_len;
-  }
-  leaves *= call.cache.num_heads;
-  const std::int64_t bytes = tokens * call.cache.num_heads * (call.cache.dim_k + call.cache.dim_v) *
+  const std::int64_t leaves = size.leaves * call.cache.num_heads;
+  const std::int64_t bytes = size.tokens * call.cache.num_heads *
+                             (call.cache.dim_k + call.cache.dim_v) *
                              element_bytes(call.cache.element);
-  const bool small = leaves <= 2 * num_sms && longest <= 16;
+  const bool small = leaves <= 2 * num_sms && size.longest <= 16;
   const bool large = bytes >= kManyBytes && call.group_size >= 4 && call.cache.dim_k == 128 &&
-                     longest * call.cache.num_heads * num_sms <= 8 * leaves;
+                     size.longest * call.cache.num_heads * num_sms <= 8 * leaves;
   return small || large ? choice.stream_blocks_of_sm * num_sms : 0;
 }
 
@@ -261,6 +281,58 @@ KernelName prefill_of(const AttentionPlan& plan) {
 Mask resolved(Mask mask) {
   if (mask.rule == Rule::kFull) mask.num_sinks = 0;
   return mask;
+}
+
+PlanCounts counts_of(const WorkPlan& work) {
+  const auto count = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
+  return {.items = count(work.items),
+          .groups = count(work.groups),
+          .prefill_items = count(work.prefill_items),
+          .segments = count(work.segments),
+          .segments_per_block = work.segments_per_block,
+          .stream_blocks = work.stream_blocks,
+          .stream_groups = work.stream_groups,
+          .states = count(work.state_flags),
+          .merges = work.merges};
+}
+PlanCounts counts_of(const PaddedRoom& room) {
+  return {.items = room.items,
+          .groups = room.groups,
+          .segments = room.stream_blocks * room.segments_per_block,
+          .segments_per_block = room.segments_per_block,
+          .stream_blocks = room.stream_blocks,
+          .stream_groups = room.stream_groups,
+          .states = room.states,
+          .merges = room.merges};
+}
+
+// What does not depend on how the work is cut, but for the stream.
+PlanOptions options_of(const AttentionCall& call, AttentionPlan& plan, const KernelChoice& choice) {
+  plan.family = family_of(call);
+  if (plan.family == Family::kTiles256 && !choice.wide_tiles) plan.family = Family::kGeneral;
+  const CacheArgs& cache = call.cache;
+  plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
+  PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
+  const bool has_16_rows = plan.family == Family::kTiles64 || plan.family == Family::kTiles128;
+  if (has_16_rows && call.group_size > 8) options.group_rows = 16;
+  plan.group_rows = options.group_rows;
+  return options;
+}
+
+// Which instance of a kernel there is, and how much memory it wants, of the plan's counts.
+void finish(const AttentionCall& call, const KernelChoice& choice, AttentionPlan& plan) {
+  const PlanCounts& counts = plan.counts;
+  // Measured on an H200: 512 and 760 blocks want the deep rings, 1,024 want company.
+  plan.many_nodes =
+      std::int64_t{counts.items} * call.cache.num_heads >= std::int64_t{6} * choice.num_sms;
+  const std::int64_t state_bytes = std::int64_t{plan.group_rows} * (call.cache.dim_v + 2) *
+                                   static_cast<std::int64_t>(sizeof(float));
+  if (counts.stream_blocks > 0) {
+    plan.zeroed_bytes = (std::int64_t{counts.stream_groups} * 4 + 15) / 16 * 16;
+    plan.workspace_bytes = plan.zeroed_bytes + std::int64_t{counts.states} * state_bytes;
+  } else if (counts.merges || plan.capacity) {  // empty items leave states
+    plan.workspace_bytes = std::int64_t{counts.items} * call.cache.num_heads * state_bytes;
+  }
 }
 
 }  // namespace
@@ -313,43 +385,78 @@ AttendArgs arguments_of(const AttentionCall& call) {
 Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoice& choice) {
   KVFOLIO_RETURN_IF_ERROR(check(call));
   AttentionPlan plan;
-  plan.family = family_of(call);
-  if (plan.family == Family::kTiles256 && !choice.wide_tiles) plan.family = Family::kGeneral;
-  const CacheArgs& cache = call.cache;
-  plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
-  PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
+  PlanOptions options = options_of(call, plan, choice);
   if (plan.family == Family::kTiles64 || plan.family == Family::kTiles128) {
-    if (call.group_size > 8) options.group_rows = 16;
     plan.narrow = choice.narrow && !plan.wgmma;
     options.prefill_rows = !choice.prefill ? 0 : plan.narrow ? 64 : 128;
     options.prefill_from = 4 * options.group_rows;
   }
   if (choice.stream && stream_takes(call, plan.family)) {
-    options.stream_blocks =
-        choice.stream_blocks > 0 ? choice.stream_blocks : stream_blocks(call, choice);
+    options.stream_blocks = choice.stream_blocks > 0
+                                ? choice.stream_blocks
+                                : stream_blocks(call, stream_size(call.lengths), choice);
   }
-  plan.group_rows = options.group_rows;
   plan.work = plan_work(call.lengths, resolved(call.mask), options);
-  // Measured on an H200: 512 and 760 blocks want the deep rings, 1,024 want company.
-  plan.many_nodes = static_cast<std::int64_t>(plan.work.items.size()) * cache.num_heads >=
-                    std::int64_t{6} * choice.num_sms;
+  plan.counts = counts_of(plan.work);
   append_to(plan.image, plan.work.items);
   append_to(plan.image, plan.work.groups);
   append_to(plan.image, plan.work.prefill_items);
   append_to(plan.image, plan.work.segments);
   append_to(plan.image, plan.work.state_flags);
-  if (plan.work.stream_blocks > 0) {
-    plan.zeroed_bytes = (std::int64_t{plan.work.stream_groups} * 4 + 15) / 16 * 16;
-    plan.workspace_bytes =
-        plan.zeroed_bytes + static_cast<std::int64_t>(plan.work.state_flags.size()) *
-                                plan.group_rows * (cache.dim_v + 2) *
-                                static_cast<std::int64_t>(sizeof(float));
-  } else if (plan.work.merges) {
-    plan.workspace_bytes = static_cast<std::int64_t>(plan.work.items.size()) * cache.num_heads *
-                           plan.group_rows * (cache.dim_v + 2) *
-                           static_cast<std::int64_t>(sizeof(float));
-  }
+  finish(call, choice, plan);
   return plan;
+}
+
+Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoice& choice,
+                                     const AttendCapacity& capacity) {
+  KVFOLIO_RETURN_IF_ERROR(check(call));
+  Result<AttendCapacity> checked = checked_capacity(capacity);
+  if (!checked) return checked.error();
+  KVFOLIO_RETURN_IF_ERROR(check_fits_capacity(call.lengths, *checked));
+  AttentionPlan plan;
+  plan.capacity = *checked;
+  const Mask mask = resolved(call.mask);
+  PlanOptions options = options_of(call, plan, choice);
+  if (choice.stream && stream_takes(call, plan.family) && checked->max_queries == 1 &&
+      mask.num_sinks == 0 && call.lengths.trim_sinks.empty()) {
+    options.stream_blocks = choice.stream_blocks > 0
+                                ? choice.stream_blocks
+                                : stream_blocks(call, stream_size(*checked), choice);
+    options.stream_of_any_decode = true;
+  }
+  Result<PaddedRoom> room = padded_room(*checked, mask, options);
+  if (!room) return room.error();
+  plan.room = *room;
+  plan.counts = counts_of(plan.room);
+  plan.work = plan_work(call.lengths, mask, options);
+  plan.image = padded_image(plan.work, call.lengths, call.group_size, plan.room);
+  finish(call, choice, plan);
+  return plan;
+}
+
+PaddedArgs plan_args_of(const AttentionCall& call, const AttentionPlan& plan,
+                        const std::int32_t* num_sequences, void* image, void* workspace,
+                        unsigned long long* fault) {
+  const AttendArgs args = arguments_of(call);
+  const AttendCapacity& capacity = *plan.capacity;
+  return {.query_start = args.query_start,
+          .kv_lens = args.kv_lens,
+          .trim_sinks = args.trim_sinks,
+          .trim_first_kept = args.trim_first_kept,
+          .num_sequences = num_sequences,
+          .max_sequences = capacity.max_sequences,
+          .max_sequence_tokens = capacity.max_sequence_tokens,
+          .max_tokens = capacity.max_tokens,
+          .max_queries = capacity.max_queries,
+          .group_size = call.group_size,
+          .num_heads = call.cache.num_heads,
+          .group_rows = plan.group_rows,
+          .mask = args.mask,
+          .room = plan.room,
+          .image = static_cast<char*>(image),
+          .arrivals = static_cast<std::int32_t*>(workspace),
+          .num_arrivals = static_cast<std::int32_t>(plan.zeroed_bytes / 4),
+          .fault = fault};
 }
 
 Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* image,
@@ -358,8 +465,12 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   if (plan.workspace_bytes > 0) {
     KVFOLIO_RETURN_IF_ERROR(check_pointer("workspace", workspace, 16));
   }
+  if (plan.capacity) {  // read by empty items, whether the batch has rows or not
+    KVFOLIO_RETURN_IF_ERROR(check_pointer("q", call.q, 1));
+    KVFOLIO_RETURN_IF_ERROR(check_pointer("out", call.out, 1));
+  }
   const CacheArgs& cache = call.cache;
-  const WorkPlan& work = plan.work;
+  const PlanCounts& counts = plan.counts;
   KernelLaunch launch;
   launch.element = cache.element;
   launch.head_dim = cache.dim_k;
@@ -367,27 +478,27 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   launch.many_nodes = plan.many_nodes;
   AttendArgs& args = launch.args;
   args = arguments_of(call);
-  args.num_items = static_cast<std::int32_t>(work.items.size());
-  args.num_groups = static_cast<std::int32_t>(work.groups.size());
-  args.num_prefill_items = static_cast<std::int32_t>(work.prefill_items.size());
+  args.num_items = counts.items;
+  args.num_groups = counts.groups;
+  args.num_prefill_items = counts.prefill_items;
   args.items = static_cast<const Item*>(image);
   args.groups = reinterpret_cast<const Group*>(args.items + args.num_items);
   args.prefill_items = reinterpret_cast<const Item*>(args.groups + args.num_groups);
   args.segments = reinterpret_cast<const Segment*>(args.prefill_items + args.num_prefill_items);
-  args.state_flags = reinterpret_cast<const std::int32_t*>(args.segments + work.segments.size());
-  args.segments_per_block = work.segments_per_block;
-  args.num_stream_blocks = work.stream_blocks;
+  args.state_flags = reinterpret_cast<const std::int32_t*>(args.segments + counts.segments);
+  args.segments_per_block = counts.segments_per_block;
+  args.num_stream_blocks = counts.stream_blocks;
   args.arrivals = static_cast<std::int32_t*>(workspace);
   args.state_sums = reinterpret_cast<float*>(static_cast<char*>(workspace) + plan.zeroed_bytes);
   const std::int64_t states =
-      work.stream_blocks > 0 ? static_cast<std::int64_t>(work.state_flags.size()) * plan.group_rows
-                             : std::int64_t{args.num_items} * cache.num_heads * plan.group_rows;
+      counts.stream_blocks > 0 ? std::int64_t{counts.states} * plan.group_rows
+                               : std::int64_t{args.num_items} * cache.num_heads * plan.group_rows;
   if (plan.workspace_bytes > 0) args.state_totals = args.state_sums + states * cache.dim_v;
 
-  if (work.stream_blocks > 0) {
+  if (counts.stream_blocks > 0) {
     launch.kernel = KernelName::kStream;
     launch.overlaps_previous = true;
-    launch.grid = work.stream_blocks;
+    launch.grid = counts.stream_blocks;
     return launcher.launch(launcher.state, launch);
   }
   if (args.num_prefill_items > 0) {
@@ -401,7 +512,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
     launch.overlaps_previous = launch.kernel == KernelName::kNode;
     KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
   }
-  if (work.merges) {
+  if (counts.merges) {
     launch.kernel = KernelName::kMerge;
     launch.grid = args.num_groups * cache.num_heads * plan.group_rows;
     launch.overlaps_previous = true;
@@ -411,14 +522,14 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
 }
 
 std::vector<KernelName> kernels_of(const AttentionPlan& plan) {
-  const WorkPlan& work = plan.work;
-  if (work.stream_blocks > 0) return {KernelName::kStream};
+  const PlanCounts& counts = plan.counts;
+  if (counts.stream_blocks > 0) return {KernelName::kStream};
   std::vector<KernelName> kernels;
-  if (!work.prefill_items.empty()) kernels.push_back(prefill_of(plan));
-  if (!work.items.empty()) {
+  if (counts.prefill_items > 0) kernels.push_back(prefill_of(plan));
+  if (counts.items > 0) {
     kernels.push_back(plan.family == Family::kGeneral ? KernelName::kGeneral : KernelName::kNode);
   }
-  if (work.merges) kernels.push_back(KernelName::kMerge);
+  if (counts.merges) kernels.push_back(KernelName::kMerge);
   return kernels;
 }
 

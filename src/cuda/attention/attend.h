@@ -16,11 +16,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "cuda/attention/args.h"
+#include "cuda/attention/padded_args.h"
 #include "cuda/attention/plan.h"
+#include "kvfolio/cuda_kernels.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio::cuda {
@@ -77,6 +80,19 @@ struct KernelChoice {
   std::int32_t stream_blocks = 0;        // > 0: a stream of so many blocks wherever it is possible
 };
 
+// How much of what a plan's image and workspace have.
+struct PlanCounts {
+  std::int32_t items = 0;
+  std::int32_t groups = 0;
+  std::int32_t prefill_items = 0;
+  std::int32_t segments = 0;
+  std::int32_t segments_per_block = 0;
+  std::int32_t stream_blocks = 0;
+  std::int32_t stream_groups = 0;
+  std::int32_t states = 0;
+  bool merges = false;
+};
+
 struct AttentionPlan {
   Family family = Family::kGeneral;
   bool wgmma = false;
@@ -84,7 +100,10 @@ struct AttentionPlan {
   bool many_nodes = false;  // more than the card computes in a few rounds
   std::int32_t group_rows = 8;
   WorkPlan work;
-  std::vector<std::byte> image;  // items, groups, prefill items, one behind the other
+  PlanCounts counts;                       // of work, or of the room of a padded plan
+  std::optional<AttendCapacity> capacity;  // of a padded plan
+  PaddedRoom room;                         // the same
+  std::vector<std::byte> image;            // items, groups, prefill items, one behind the other
   std::int64_t workspace_bytes = 0;
   // The first bytes of the workspace must be zero before the first call; each call leaves them so.
   std::int64_t zeroed_bytes = 0;
@@ -95,6 +114,17 @@ struct AttentionPlan {
 // are no multiple of 8 or above 576, blocks of more than 256 tokens.
 [[nodiscard]] Result<AttentionPlan> plan_attention(const AttentionCall& call,
                                                    const KernelChoice& choice = {});
+// The same, padded to a capacity (cuda_kernels.h): without prefill kernels, and whether it is a
+// stream is decided by the capacity. Trims and sinks that lie apart from a window are of nodes
+// only.
+[[nodiscard]] Result<AttentionPlan> plan_attention(const AttentionCall& call,
+                                                   const KernelChoice& choice,
+                                                   const AttendCapacity& capacity);
+// What plan_kernel() is told to make this padded plan's image of the call's arrays on the device.
+// Lengths of the call are not read.
+[[nodiscard]] PaddedArgs plan_args_of(const AttentionCall& call, const AttentionPlan& plan,
+                                      const std::int32_t* num_sequences, void* image,
+                                      void* workspace, unsigned long long* fault);
 
 // A kernel with its arguments, as a launcher gets it.
 enum class KernelName : std::int32_t {

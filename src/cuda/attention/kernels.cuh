@@ -9,6 +9,7 @@
 #include "cuda/attention/kernel_set.h"
 #include "cuda/attention/narrow_kernel.cuh"
 #include "cuda/attention/node_kernel.cuh"
+#include "cuda/attention/plan_kernel.cuh"
 #include "cuda/attention/prefill_kernel.cuh"
 #include "cuda/attention/stream_kernel.cuh"
 #include "cuda/attention/wgmma_kernel.cuh"
@@ -60,10 +61,8 @@ struct FewNodes<E, 256, KernelSet::kSm90a> {
 template <Element E>
 struct ManyNodes<E, 256, KernelSet::kSm90a> : FewNodes<E, 256, KernelSet::kSm90a> {};
 
-// False: there is no such kernel.
 template <Element E, int D, KernelSet kSet, typename Start>
-bool start_tiles(const KernelLaunch& launch, Start&& start) {
-  if constexpr (D == 256 && kSet != KernelSet::kSm90a) return false;
+bool start_compiled_tiles(const KernelLaunch& launch, Start&& start) {
   auto start_nodes = [&]<typename Nodes, int kGroups>() {
     constexpr int kStages = Nodes::kStages;
     start(node_kernel<E, D, kGroups, kStages, Nodes::kBlocks>, 128,
@@ -111,6 +110,22 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
     default:
       return false;
   }
+}
+
+// False: there is no such kernel.
+template <Element E, int D, KernelSet kSet, typename Start>
+bool start_tiles(const KernelLaunch& launch, Start&& start) {
+  if constexpr (D == 256 && kSet != KernelSet::kSm90a) {
+    return false;
+  } else {
+    return start_compiled_tiles<E, D, kSet>(launch, start);
+  }
+}
+
+// The kernel that makes a padded plan; start(kernel, threads, shared_bytes) starts one block.
+template <typename Start>
+void start_plan(Start&& start) {
+  start(plan_kernel<kPlanThreads>, kPlanThreads, static_cast<int>(sizeof(PlanMemory)));
 }
 
 template <typename Start>

@@ -240,23 +240,53 @@ class Problem {
     return call;
   }
 
+  // Who makes a padded plan.
+  enum class Planner { kHost, kDevice };
   [[nodiscard]] Output run(const KernelChoice& choice = {},
                            KernelSet set = KernelSet::kSm90a) const {
     Output output;
-    const AttentionCall attention = call(output);
-    const Result<AttentionPlan> plan = plan_attention(attention, choice);
+    run(call(output), choice, nullptr, Planner::kHost, set);
+    return output;
+  }
+  // With a plan that is padded to the capacity; a stream where `is_stream`.
+  [[nodiscard]] Output run_padded(const KernelChoice& choice, const AttendCapacity& capacity,
+                                  Planner planner, bool is_stream) const {
+    Output output;
+    AttentionCall attention = call(output);
+    const auto is_zero = [](int32_t x) { return x == 0; };
+    if (std::all_of(first_kept_.begin(), first_kept_.end(), is_zero)) {
+      attention.lengths.trim_sinks = attention.lengths.trim_first_kept = {};
+    }
+    const AttentionPlan plan = run(attention, choice, &capacity, planner);
+    EXPECT_EQ(plan.counts.stream_blocks > 0, is_stream);
+    return output;
+  }
+  static AttentionPlan run(const AttentionCall& attention, const KernelChoice& choice,
+                           const AttendCapacity* capacity, Planner planner,
+                           KernelSet set = KernelSet::kSm90a) {
+    const Result<AttentionPlan> plan = capacity == nullptr
+                                           ? plan_attention(attention, choice)
+                                           : plan_attention(attention, choice, *capacity);
     EXPECT_TRUE(plan.has_value()) << (plan ? "" : plan.error().message());
-    if (!plan) return output;
+    if (!plan) return {};
     std::vector<std::byte> image(plan->image.size() + 16);
     std::byte* const at =
         image.data() + (16 - reinterpret_cast<std::uintptr_t>(image.data()) % 16) % 16;
-    if (!plan->image.empty()) std::memcpy(at, plan->image.data(), plan->image.size());
     std::vector<float4> workspace(index(plan->workspace_bytes / 16 + 1),
                                   float4{kNan, kNan, kNan, kNan});
-    std::memset(workspace.data(), 0, index(plan->zeroed_bytes));
+    if (planner == Planner::kDevice) {
+      const auto n = static_cast<std::int32_t>(attention.lengths.kv_lens.size());
+      const PaddedArgs args = plan_args_of(attention, *plan, &n, at, workspace.data(), nullptr);
+      start_plan([&](auto kernel, int threads, int shared_bytes) {
+        model::launch(1, threads, shared_bytes, false, [&] { kernel(args); });
+      });
+    } else {
+      if (!plan->image.empty()) std::memcpy(at, plan->image.data(), plan->image.size());
+      std::memset(workspace.data(), 0, index(plan->zeroed_bytes));
+    }
     const Status status = attend(attention, *plan, at, workspace.data(), {host_launch, &set});
     EXPECT_TRUE(status.ok()) << status.message();
-    return output;
+    return *plan;
   }
 
   // What the reference of the CPU makes of the same memory and arguments.
@@ -867,6 +897,71 @@ TEST(CudaKernels, AStreamOfAnyNumberOfBlocksHasTheBitsOfNodes) {
       SCOPED_TRACE(blocks);
       EXPECT_EQ(different(c, nodes, 0, problem.run({.stream_blocks = blocks}), 0, rows_of(c)), 0);
     }
+}
+
+// Batches within a capacity that they do not fill, and one that they do: no empty item changes a
+// row, and neither does who planned.
+TEST(CudaKernels, PaddedPlansOfHostAndDeviceHaveTheBitsOfOthers) {
+  struct Try {
+    Case c = {};
+    AttendCapacity capacity;
+    KernelChoice choice = {};
+    bool is_stream = false;
+  };
+  std::vector<Try> tries;
+  const std::vector<Sequence> decodes = {{1, 1, 1}, {2, 2500, 1}, {3, 1024, 1}, {4, 70, 1}};
+  const AttendCapacity wide = {.max_sequences = 6, .max_sequence_tokens = 3000};
+  const AttendCapacity full = {
+      .max_sequences = 4, .max_sequence_tokens = 2500, .max_tokens = 1 + 2500 + 1024 + 70};
+  for (const AttendCapacity& capacity : {wide, full}) {
+    for (const Element element : {Element::kBF16, Element::kInt8, Element::kF32}) {
+      Try one{.capacity = capacity, .choice = {.stream = false}};
+      one.c.element = element;
+      one.c.q_element = element == Element::kF32 ? Element::kF32 : Element::kBF16;
+      one.c.heads = 1;
+      one.c.sequences = decodes;
+      tries.push_back(one);
+      one.choice = {.num_sms = 1, .stream = false};  // deep rings or many blocks
+      one.c.mask = {Rule::kSlidingWindow, 600, 9, 1};
+      one.c.sequences[1].trim_sinks = 3;
+      one.c.sequences[1].first_kept = 1300;
+      tries.push_back(one);
+    }
+    for (const int blocks : {1, 3, 40}) {
+      for (const Rule rule : {Rule::kFull, Rule::kSlidingWindow}) {
+        Try one{.capacity = capacity, .choice = {.stream_blocks = blocks}, .is_stream = true};
+        one.c.heads = 2;
+        one.c.mask = {rule, 600, 0, 1};
+        one.c.sequences = decodes;
+        tries.push_back(one);
+      }
+    }
+  }
+  {  // Chunks and verified drafts, some without queries; a group of 16 rows.
+    Try one{.capacity = {.max_sequences = 5, .max_sequence_tokens = 1500, .max_queries = 20}};
+    one.c.heads = 1;
+    one.c.group_size = 12;
+    one.c.sequences = {{1, 9, 0}, {2, 1400, 20}, {3, 600, 3}};
+    tries.push_back(one);
+  }
+  {  // Sequences that have no tokens, or no query.
+    Try one{.capacity = wide, .choice = {.stream_blocks = 7}, .is_stream = true};
+    one.c.heads = 1;
+    one.c.mask.causal = 0;
+    one.c.sequences = {{1, 0, 1}, {2, 700, 1}, {3, 5, 0}, {4, 0, 1}};
+    tries.push_back(one);
+  }
+  for (const Try& one : tries) {
+    SCOPED_TRACE(testing::Message()
+                 << to_string(one.c.element) << ", " << one.choice.stream_blocks
+                 << " blocks of a stream, " << one.capacity.max_sequences << " sequences");
+    const Problem problem(one.c);
+    const Output want = problem.run({.stream = false});
+    for (const Problem::Planner planner : {Problem::Planner::kHost, Problem::Planner::kDevice}) {
+      const Output got = problem.run_padded(one.choice, one.capacity, planner, one.is_stream);
+      EXPECT_EQ(different(one.c, want, 0, got, 0, rows_of(one.c)), 0);
+    }
+  }
 }
 
 TEST(CudaKernels, QueriesThatAreNotCausalReadEverything) {

@@ -27,6 +27,9 @@ KVFOLIO_TILES(kE4M3, 128)
 KVFOLIO_TILES(kE4M3, 256)
 #undef KVFOLIO_TILES
 
+// Started by the library alone, through its module.
+template __global__ void plan_kernel<kPlanThreads>(const __grid_constant__ PaddedArgs a);
+
 namespace {
 
 template <Element E>

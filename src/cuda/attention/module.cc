@@ -117,6 +117,10 @@ AttendKernel kernel_of(const KernelLaunch& launch, KernelSet set) {
   }
 }
 
+AttendKernel plan_kernel_of() {
+  return {"_ZN7kvfolio4cuda11plan_kernelILi256EEEvNS0_10PaddedArgsE", 256, 33296};
+}
+
 std::string image_of(const KernelLaunch& launch, KernelSet set) {
   const std::string_view of_set = set == KernelSet::kSm80 ? "attend_sm80" : "attend";
   if (launch.kernel == KernelName::kGeneral || launch.kernel == KernelName::kMerge) {
@@ -227,17 +231,14 @@ Status AttendModules::load(const std::string& name, std::span<const KernelLaunch
   for (const KernelLaunch& launch : launches) {
     const AttendKernel kernel = kernel_of(launch, set());
     if (shared_.blocks(kernel.shared_bytes) == 0) continue;  // choose() left it out
-    Function function{nullptr, kernel.threads, kernel.shared_bytes};
-    KVFOLIO_RETURN_IF_ERROR(
-        device_->run([&] { return concat("to find its kernel ", kernel.symbol); },
-                     [&](const DriverCalls& calls) {
-                       const DriverResult error =
-                           calls.module_function(&function.handle, module, kernel.symbol.c_str());
-                       if (error != 0 || kernel.shared_bytes <= kSharedOfAnyKernel) return error;
-                       return calls.function_attribute(function.handle, kDynamicSharedBytes,
-                                                       kernel.shared_bytes);
-                     }));
-    functions_[index_of(launch)] = function;
+    Result<Function> function = find(module, kernel);
+    if (!function) return function.error();
+    functions_[index_of(launch)] = *function;
+  }
+  if (name == image_of(other_launches()[0], set())) {
+    Result<Function> function = find(module, plan_kernel_of());
+    if (!function) return function.error();
+    plan_ = *function;
   }
   loaded_.push_back(name);
   return {};
@@ -281,6 +282,20 @@ Result<CardChoice> AttendModules::choose(const AttentionCall& call) {
   KVFOLIO_RETURN_IF_ERROR(ask_shared_memory());
   return choose_kernels(call, set(), shared_, device_->num_multiprocessors(),
                         concat("device ", device_->ordinal(), " (", device_->name(), ")"));
+}
+
+Result<AttendModules::Function> AttendModules::find(void* module,
+                                                    const AttendKernel& kernel) const {
+  Function function{nullptr, kernel.threads, kernel.shared_bytes};
+  KVFOLIO_RETURN_IF_ERROR(device_->run(
+      [&] { return concat("to find its kernel ", kernel.symbol); },
+      [&](const DriverCalls& calls) {
+        const DriverResult error =
+            calls.module_function(&function.handle, module, kernel.symbol.c_str());
+        if (error != 0 || kernel.shared_bytes <= kSharedOfAnyKernel) return error;
+        return calls.function_attribute(function.handle, kDynamicSharedBytes, kernel.shared_bytes);
+      }));
+  return function;
 }
 
 Status AttendModules::prepare(const AttentionCall& call, const AttentionPlan& plan) {
@@ -338,6 +353,18 @@ Status AttendModules::launch(const KernelLaunch& launch, void* stream) {
                       [&](const DriverCalls& calls) {
                         return calls.launch_with(&config, function.handle, parameters, nullptr);
                       });
+}
+
+Status AttendModules::launch_plan(const PaddedArgs& args, void* stream) {
+  LaunchConfig config;
+  config.grid_x = 1;
+  config.block_x = static_cast<unsigned>(plan_.threads);
+  config.shared_bytes = static_cast<unsigned>(plan_.shared_bytes);
+  config.stream = stream;
+  void* parameters[] = {const_cast<PaddedArgs*>(&args)};
+  return device_->run("to start cuda-plan", [&](const DriverCalls& calls) {
+    return calls.launch_with(&config, plan_.handle, parameters, nullptr);
+  });
 }
 
 }  // namespace kvfolio::cuda

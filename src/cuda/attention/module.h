@@ -34,6 +34,8 @@ struct AttendKernel {
 [[nodiscard]] AttendKernel kernel_of(const KernelLaunch& launch, KernelSet set);
 // The name of the image that has it: "attend", "attend_int8_64", "attend_sm80_int8_64", ...
 [[nodiscard]] std::string image_of(const KernelLaunch& launch, KernelSet set);
+// The kernel that makes a padded plan, of the images "attend" and "attend_sm80".
+[[nodiscard]] AttendKernel plan_kernel_of();
 // A launch of each kernel of an element type and head dim, and of those that have none.
 [[nodiscard]] std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim,
                                                           KernelSet set);
@@ -77,6 +79,8 @@ class AttendModules {
   Status prepare(const AttentionCall& call, const AttentionPlan& plan);
   // Requires: prepare() for a plan of this kernel.
   Status launch(const KernelLaunch& launch, void* stream);
+  // Starts plan_kernel(). Requires: prepare() for any plan.
+  Status launch_plan(const PaddedArgs& args, void* stream);
 
  private:
   // Kernel, element, head dim 64, 128 or 256, group rows 8 or 16, few or many nodes.
@@ -96,6 +100,7 @@ class AttendModules {
   [[nodiscard]] std::int32_t blocks_of(const KernelLaunch& launch) const noexcept;
   [[nodiscard]] std::string no_room(const KernelLaunch& launch) const;
   Status load(const std::string& name, std::span<const KernelLaunch> launches);
+  Result<Function> find(void* module, const AttendKernel& kernel) const;
 
   std::shared_ptr<Device> device_;
   std::span<const KernelImage> images_;
@@ -104,6 +109,7 @@ class AttendModules {
   std::vector<std::string> loaded_;
   std::vector<void*> modules_;
   std::array<Function, kFunctions> functions_{};
+  Function plan_;
 };
 
 }  // namespace kvfolio::cuda

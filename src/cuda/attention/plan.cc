@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/mutants.h"
+
 namespace kvfolio::cuda {
 namespace {
 
@@ -86,6 +88,7 @@ std::vector<StreamGroup> stream_groups(const BatchLengths& lengths, const Mask& 
   std::vector<StreamGroup> groups;
   for (std::size_t i = 0; i < lengths.kv_lens.size(); ++i) {
     const Sequence sequence = sequence_of(lengths, i);
+    if (sequence.queries == 0 && options.stream_of_any_decode) continue;
     if (sequence.queries != 1) return {};
     const Sight sight = sight_of_rows(sequence, mask, options.group_size, 0, options.group_size);
     StreamGroup group;
@@ -94,6 +97,8 @@ std::vector<StreamGroup> stream_groups(const BatchLengths& lengths, const Mask& 
       if (leaves++ == 0) group.first_leaf = leaf;
       group.last_leaf = leaf;
     });
+    const bool sees_nothing = leaves == 0;
+    if (sees_nothing && options.stream_of_any_decode) leaves = 1;
     if (leaves == 0 || group.last_leaf - group.first_leaf + 1 != leaves) return {};
     for (std::int32_t t = group.last_leaf * kTilesPerLeaf; t <= sight.high / kTileTokens; ++t) {
       if (sight.sees_any(t * kTileTokens, t * kTileTokens + kTileTokens - 1)) group.last_tile = t;
@@ -101,7 +106,7 @@ std::vector<StreamGroup> stream_groups(const BatchLengths& lengths, const Mask& 
     Segment& segment = group.segment;
     segment.sequence = sequence.number;
     segment.first_token = lengths.query_start[i];
-    segment.group_first_tile = sight.next(0) / kTileTokens;
+    segment.group_first_tile = sees_nothing ? 0 : sight.next(0) / kTileTokens;
     segment.group_last_leaf = group.last_leaf;
     segment.sight = sight;
     const std::int32_t low = std::max(sight.low, sight.first_kept);
@@ -166,7 +171,7 @@ std::vector<std::vector<Piece>> cut_evenly(const std::vector<StreamGroup>& group
       const auto take = static_cast<std::int32_t>(std::min<std::int64_t>(left, last - at + 1));
       lists[static_cast<std::size_t>(b)].push_back({group, at, at + take - 1});
       left -= take;
-      at += take;
+      at += take - (mutant(Mutant::kPlanLeafTwice) && take > 1 ? 1 : 0);
       if (at > last && ++group < groups.size()) at = groups[group].first_leaf;
     }
   }

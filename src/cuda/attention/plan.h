@@ -29,6 +29,9 @@ struct PlanOptions {
   // Blocks of threads that a stream may use; 0: no stream. The kernel takes sequences of one query
   // and up to 8 query heads for each KV head.
   std::int32_t stream_blocks = 0;
+  // The stream takes sequences without queries, which have no work, and those that see nothing,
+  // whose one leaf writes zeros.
+  bool stream_of_any_decode = false;
 };
 
 struct WorkPlan {

@@ -2,12 +2,16 @@
 
 // From the public arguments of attend() to those of src/cuda/attention, and to its kernels.
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
+#include <string>
 #include <utility>
 
 #include "base/invalid.h"
 #include "base/text.h"
 #include "cuda/attention/check.h"
+#include "cuda/attention/padded.h"
 #include "cuda/element_of.h"
 #include "cuda/library/loaded.h"
 #include "kernels/check.h"
@@ -190,14 +194,32 @@ Status check_arrays(const DeviceAttention& call) {
   return {};
 }
 
-// What a plan depends on beside lengths: another layer of the same cache has the same.
-Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
-  const AttentionCall& planned = plan.call;
-  if (call.lengths.kv_lens.size() != plan.num_sequences || call.lengths.query_start.empty() ||
-      call.lengths.query_start.back() != plan.num_rows) {
+Status check_batch(const AttentionCall& call, const AttendPlan::Impl& plan) {
+  const BatchLengths& lengths = call.lengths;
+  if (plan.plan.capacity) {
+    if (lengths.query_start.size() == lengths.kv_lens.size() + 1) {
+      const auto rows = static_cast<std::size_t>(lengths.query_start.back());
+      if (lengths.kv_lens.size() <= plan.num_sequences &&
+          rows <= static_cast<std::size_t>(plan.num_rows)) {
+        return {};
+      }
+    }
+    return invalid(concat("the batch has ", lengths.kv_lens.size(), " sequences and ",
+                          lengths.query_start.empty() ? 0 : lengths.query_start.back(),
+                          " rows, the plan's capacity is ", plan.num_sequences, " and ",
+                          plan.num_rows));
+  }
+  if (lengths.kv_lens.size() != plan.num_sequences || lengths.query_start.empty() ||
+      lengths.query_start.back() != plan.num_rows) {
     return invalid(concat("the batch is another than that of the plan, which has ",
                           plan.num_sequences, " sequences and ", plan.num_rows, " rows"));
   }
+  return {};
+}
+// What a plan depends on beside lengths: another layer of the same cache has the same.
+Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
+  KVFOLIO_RETURN_IF_ERROR(check_batch(call, plan));
+  const AttentionCall& planned = plan.call;
   const CacheArgs &a = call.cache, &b = planned.cache;
   if (a.block_size != b.block_size || a.num_blocks != b.num_blocks || a.num_heads != b.num_heads ||
       a.dim_k != b.dim_k || a.dim_v != b.dim_v || a.element != b.element) {
@@ -217,6 +239,11 @@ Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
                           ", needed: that of the plan, ", planned.block_table_stride));
   }
   return check_memory_of(call);
+}
+
+Status not_padded() {
+  return {ErrorCode::kFailedPrecondition,
+          "the plan is not padded: plan_attend() with an AttendCapacity makes one that is"};
 }
 
 struct LaunchInto {
@@ -247,21 +274,41 @@ std::string AttendPlan::explain() const {
   return text;
 }
 AttendShape AttendPlan::shape() const noexcept {
-  const WorkPlan& work = impl_->plan.work;
-  const auto count = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
+  const PlanCounts& counts = impl_->plan.counts;
   return {.num_sequences = static_cast<std::int32_t>(impl_->num_sequences),
           .num_rows = impl_->num_rows,
-          .items = count(work.items),
-          .groups = count(work.groups),
-          .prefill_items = count(work.prefill_items),
-          .segments = count(work.segments),
-          .segments_per_block = work.segments_per_block,
-          .states = count(work.state_flags),
+          .items = counts.items,
+          .groups = counts.groups,
+          .prefill_items = counts.prefill_items,
+          .segments = counts.segments,
+          .segments_per_block = counts.segments_per_block,
+          .states = counts.states,
           .many_nodes = impl_->plan.many_nodes,
-          .merges = work.merges};
+          .merges = counts.merges};
+}
+AttendCapacity AttendPlan::capacity() const noexcept {
+  return impl_->plan.capacity.value_or(AttendCapacity{});
+}
+Status AttendPlan::check(const AttentionBatch& batch) const {
+  if (!impl_->plan.capacity) return not_padded();
+  const BatchLengths lengths = {batch.query_start, batch.kv_lens, batch.trim_sinks,
+                                batch.trim_first_kept};
+  const AttentionCall& call = impl_->call;
+  const bool positions_matter = call.mask.causal != 0 || call.mask.rule != Rule::kFull;
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_lengths(lengths, batch.block_table_stride,
+                                                 call.cache.block_size, positions_matter));
+  if (batch.trim_sinks.empty() == impl_->has_trims) {
+    return invalid(concat("batch.trim_sinks and trim_first_kept: ",
+                          impl_->has_trims ? "empty, but the plan was made with them"
+                                           : "given, but the plan was made without"));
+  }
+  return check_fits_capacity(lengths, *impl_->plan.capacity);
 }
 
-Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
+namespace {
+
+Result<AttendPlan> make_plan(Kernels& kernels, const DeviceAttention& call,
+                             const AttendCapacity* capacity) {
   KVFOLIO_RETURN_IF_ERROR(check_pointers(kernels, call, nullptr));
   KVFOLIO_RETURN_IF_ERROR(PointerCheck(kernels, nullptr)
                               .host("batch.query_start", call.batch.query_start.data())
@@ -276,18 +323,76 @@ Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
   impl->call = attention_call(call);
   Result<CardChoice> card = kernels.impl().attention.choose(impl->call);
   if (!card) return card.error();
-  Result<AttentionPlan> plan = plan_attention(impl->call, card->choice);
+  const KernelChoice& choice = card->choice;
+  Result<AttentionPlan> plan = capacity == nullptr ? plan_attention(impl->call, choice)
+                                                   : plan_attention(impl->call, choice, *capacity);
   if (!plan) return plan.error();
   impl->left_out = std::move(card->left_out);
   impl->plan = *std::move(plan);
   KVFOLIO_RETURN_IF_ERROR(kernels.impl().attention.prepare(impl->call, impl->plan));
   impl->num_sequences = call.batch.kv_lens.size();
   impl->num_rows = call.batch.query_start.back();
+  if (const auto& padded = impl->plan.capacity) {
+    impl->num_sequences = static_cast<std::size_t>(padded->max_sequences);
+    const std::int64_t rows = std::int64_t{padded->max_sequences} * padded->max_queries;
+    impl->num_rows = static_cast<std::int32_t>(
+        std::min<std::int64_t>(rows, std::numeric_limits<std::int32_t>::max()));
+  }
   impl->has_trims = !call.batch.trim_sinks.empty();
   impl->call.lengths = {};
   impl->target =
       concat(device.target(), impl->plan.family == Family::kGeneral ? "-general" : "-tiles");
   return AttendPlan(std::move(impl));
+}
+
+}  // namespace
+
+Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
+  return make_plan(kernels, call, nullptr);
+}
+Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call,
+                               const AttendCapacity& capacity) {
+  return make_plan(kernels, call, &capacity);
+}
+
+Status plan_on_device(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
+                      std::byte* image, std::byte* workspace, void* stream,
+                      const std::int32_t* num_sequences, Fault fault) {
+  const AttentionPlan& padded = plan.impl().plan;
+  if (!padded.capacity) return not_padded();
+  KVFOLIO_RETURN_IF_ERROR(check_pointers(kernels, call, stream));
+  KVFOLIO_RETURN_IF_ERROR(PointerCheck(kernels, nullptr)
+                              .device("image", image)
+                              .device("workspace", workspace)
+                              .device("num_sequences", num_sequences)
+                              .device("fault", fault)
+                              .status());
+  for (const auto& [name, memory] : {std::pair{"image", image}, {"workspace", workspace}}) {
+    if (memory == nullptr) return invalid(concat(name, " is null"));
+    if (reinterpret_cast<std::uintptr_t>(memory) % 16 != 0) {
+      return invalid(concat(name, " is not aligned to 16 bytes"));
+    }
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_shapes(call));
+  KVFOLIO_RETURN_IF_ERROR(check_arrays(call));
+  const AttentionCall checked = attention_call(call);
+  KVFOLIO_RETURN_IF_ERROR(check_fits(checked, plan.impl()));
+  return kernels.impl().attention.launch_plan(
+      plan_args_of(checked, padded, num_sequences, image, workspace, fault), stream);
+}
+
+Status plan_fault(const AttendPlan& plan, unsigned long long fault) {
+  if (fault == kNoEntry) return {};
+  const AttendCapacity capacity = plan.capacity();
+  if (fault < static_cast<unsigned long long>(capacity.max_sequences)) {
+    return invalid(concat("sequence ", fault, " of the batch on the device has more than ",
+                          capacity.max_sequence_tokens, " tokens of K and V or ",
+                          capacity.max_queries,
+                          " queries, the capacity: max_sequence_tokens, max_queries"));
+  }
+  return invalid(concat("the batch on the device has more than ", capacity.max_sequences,
+                        " sequences or ", capacity.max_tokens,
+                        " tokens of K and V, the capacity: max_sequences, max_tokens"));
 }
 
 Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,

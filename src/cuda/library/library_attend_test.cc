@@ -103,6 +103,8 @@ TEST(CudaAttendModules, NumbersOfKernelsAreThoseOfTheirText) {
     EXPECT_EQ(kernel_of(others[0], set).shared_bytes, general_bytes);
     EXPECT_EQ(kernel_of(others[1], set).threads, kMergeThreads);
   }
+  EXPECT_EQ(plan_kernel_of().threads, kPlanThreads);
+  EXPECT_EQ(plan_kernel_of().shared_bytes, static_cast<int>(sizeof(PlanMemory)));
   KernelLaunch none;
   none.kernel = KernelName::kStream;
   none.element = Element::kInt8;
@@ -131,6 +133,7 @@ TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
   launch.kernel = KernelName::kMerge;
   EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
             "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
+  EXPECT_EQ(plan_kernel_of().symbol, "_ZN7kvfolio4cuda11plan_kernelILi256EEEvNS0_10PaddedArgsE");
 }
 
 // ---- calls ----
@@ -149,6 +152,14 @@ KernelsOnHost model_kernels() {
   }
   return [names](const FakeDriver::Start& start) {
     std::function<void()> work;
+    if (start.name == plan_kernel_of().symbol) {
+      work = [args = *static_cast<const PaddedArgs*>(start.args)] {
+        start_plan([&](auto kernel, int threads, int shared) {
+          model::launch(1, threads, shared, false, [&] { kernel(args); });
+        });
+      };
+      return work;
+    }
     const auto known = names.find(start.name);
     if (known == names.end()) return work;
     auto [launch, set] = known->second;
@@ -313,6 +324,135 @@ TEST(CudaAttend, RowsAreNearThoseOfTheCpuInEveryLayerOfAPlan) {
     for (const std::int32_t layer : {0, 1}) {
       EXPECT_LT(twins.error_of_layer(layer, *plan), tiles ? 4e-3 : 1e-5) << layer;
     }
+  }
+}
+
+// Bits of rows by a plan of their own, and by one captured graph in which a kernel makes the plan.
+TEST(CudaAttend, AGraphPlansOnTheDeviceAndServesEveryBatchWithinItsCapacity) {
+  for (const bool tiles : {false, true}) {
+    FakeDriver fake;
+    Twins twins(fake, tiles ? DType::kBF16 : DType::kF32, tiles ? 64 : 24,
+                tiles ? DType::kBF16 : DType::kF32);
+    DeviceAttention& call = twins.call;
+    const AttendCapacity capacity = {.max_sequences = 2, .max_sequence_tokens = 1200};
+    const auto put = [&](const std::int32_t* to, const std::vector<std::int32_t>& values) {
+      const CopyRun run{reinterpret_cast<std::byte*>(const_cast<std::int32_t*>(to)),
+                        reinterpret_cast<const std::byte*>(values.data()),
+                        static_cast<std::int64_t>(4 * values.size())};
+      KVFOLIO_CHECK(twins.memory->copy_in({&run, 1}));
+    };
+    const auto rows = [&] {
+      KVFOLIO_CHECK(twins.stream.synchronize().ok());
+      std::vector<std::byte> got(static_cast<std::size_t>(call.q.num_tokens * 4) *
+                                 static_cast<std::size_t>(4 * call.out.head_dim));
+      const CopyRun run{got.data(), call.out.data, static_cast<std::int64_t>(got.size())};
+      KVFOLIO_CHECK(twins.memory->copy_out({&run, 1}));
+      return got;
+    };
+    std::byte* const memory = *twins.memory->allocate(1 << 21);
+    auto* const fault = reinterpret_cast<Fault>(*twins.memory->allocate(16));
+    auto* const count = reinterpret_cast<std::int32_t*>(*twins.memory->allocate(16));
+    std::byte *const image = memory, *const workspace = memory + (1 << 20);
+    auto pinned = *PinnedMemory::allocate(twins.device, 1 << 20);
+    std::optional<AttendPlan> padded;
+    Graph graph;
+    struct Step {
+      std::vector<std::int32_t> start, lens;
+    };
+    const Step steps[] = {{{0, 1, 2}, {1200, 37}},
+                          {{0, 1, 2}, {1025, 48}},
+                          {{0, 1}, {3}},
+                          {{0, 0, 1}, {900, 20}},
+                          {{0, 1, 2}, {1024, 1}}};
+    for (const Step& step : steps) {
+      const auto n = static_cast<std::int32_t>(step.lens.size());
+      call.batch.query_start = step.start;
+      call.batch.kv_lens = step.lens;
+      call.q.num_tokens = call.out.num_tokens = step.start.back();
+      put(call.query_start, step.start);
+      put(call.kv_lens, step.lens);
+      put(count, {n});
+      const Result<AttendPlan> own = plan_attend(*twins.kernels, call);
+      ASSERT_TRUE(own) << own.error().message();
+      ASSERT_TRUE(upload(*twins.kernels, *own, {pinned.data(), 1 << 20}, image, workspace,
+                         twins.stream.handle())
+                      .ok());
+      ASSERT_TRUE(attend(*twins.kernels, call, *own, image, workspace, twins.stream.handle()).ok());
+      const std::vector<std::byte> want = rows();
+
+      Result<AttendPlan> host = plan_attend(*twins.kernels, call, capacity);
+      ASSERT_TRUE(host) << host.error().message();
+      ASSERT_LT(host->image().size(), 1u << 20);
+      ASSERT_LT(host->workspace_bytes(), 1 << 20);
+      if (!padded) {
+        padded = *plan_attend(*twins.kernels, call, capacity);
+        Result<Graph> made =
+            Graph::capture(twins.device, twins.stream.handle(), padded->shape(), [&]() -> Status {
+              KVFOLIO_RETURN_IF_ERROR(plan_on_device(*twins.kernels, call, *padded, image,
+                                                     workspace, twins.stream.handle(), count,
+                                                     fault));
+              return attend(*twins.kernels, call, *padded, image, workspace, twins.stream.handle());
+            });
+        ASSERT_TRUE(made) << made.error().message();
+        graph = *std::move(made);
+      }
+      EXPECT_TRUE(padded->check(call.batch).ok());
+      EXPECT_EQ(host->shape(), padded->shape());
+      EXPECT_EQ(host->capacity().max_tokens, 2400);
+      *fault = kNoEntry;
+      std::memset(call.out.data, 0xee, want.size());
+      ASSERT_TRUE(graph.launch(twins.stream.handle(), host->shape()).ok());
+      EXPECT_EQ(rows(), want) << n << " sequences";
+      EXPECT_EQ(*fault, kNoEntry);
+      EXPECT_TRUE(plan_fault(*padded, *fault).ok());
+      EXPECT_EQ(std::memcmp(image, host->image().data(), host->image().size()), 0);
+    }
+    // What is larger than what was captured: the host refuses, and the device reports.
+    const std::vector<std::int32_t> long_lens{37, 1201}, start{0, 1, 2};
+    AttentionBatch larger = call.batch;
+    larger.query_start = start;
+    larger.kv_lens = long_lens;
+    larger.block_table_stride = 76;
+    EXPECT_EQ(padded->check(larger).message(),
+              "kv_lens[1] is 1201, the capacity is 1200: max_sequence_tokens");
+    put(call.query_start, start);
+    put(call.kv_lens, long_lens);
+    put(count, {2});
+    ASSERT_TRUE(graph.launch(twins.stream.handle(), padded->shape()).ok());
+    static_cast<void>(rows());
+    EXPECT_EQ(*fault, 1u);
+    EXPECT_EQ(plan_fault(*padded, *fault).message(),
+              "sequence 1 of the batch on the device has more than 1200 tokens of K and V or 1 "
+              "queries, the capacity: max_sequence_tokens, max_queries");
+    EXPECT_THAT(plan_fault(*padded, 2).message(), HasSubstr("more than 2 sequences or 2400"));
+    // Wrong arguments.
+    const Result<AttendPlan> own = plan_attend(*twins.kernels, call);
+    ASSERT_TRUE(own);
+    EXPECT_EQ(own->capacity(), AttendCapacity{});
+    EXPECT_EQ(own->check(call.batch).code(), ErrorCode::kFailedPrecondition);
+    const auto planned = [&](const AttendPlan& plan, std::byte* to) {
+      return plan_on_device(*twins.kernels, call, plan, to, workspace, twins.stream.handle());
+    };
+    EXPECT_EQ(planned(*own, image).code(), ErrorCode::kFailedPrecondition);
+    EXPECT_EQ(planned(*padded, nullptr).message(), "image is null");
+    EXPECT_EQ(planned(*padded, image + 8).message(), "image is not aligned to 16 bytes");
+    EXPECT_EQ(planned(*padded, pinned.data()).message(),
+              "image is memory of the host, needed: memory of device 0 (Fake 0)");
+    const AttendCapacity narrow = {.max_sequences = 1, .max_sequence_tokens = 1200};
+    const Result<AttendPlan> refused = plan_attend(*twins.kernels, call, narrow);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().message(),
+              "the batch has 2 sequences, the capacity is 1: max_sequences");
+    static const std::vector<std::int32_t> three{0, 1, 2, 3}, ones{1, 1, 1};
+    call.batch.query_start = three;
+    call.batch.kv_lens = ones;
+    call.batch.block_table = {call.batch.block_table.data(), 225};
+    call.q.num_tokens = call.out.num_tokens = 3;
+    EXPECT_EQ(
+        attend(*twins.kernels, call, *padded, image, workspace, twins.stream.handle()).message(),
+        "the batch has 3 sequences and 3 rows, the plan's capacity is 2 and 2");
+    EXPECT_EQ(planned(*padded, image).message(),
+              "the batch has 3 sequences and 3 rows, the plan's capacity is 2 and 2");
   }
 }
 

@@ -4,6 +4,7 @@
 // from there in device memory that lies as that piece does; the rest is plan_attend(), upload() and
 // attend().
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -48,6 +49,9 @@ Status check_options(const BatchAttentionOptions& options) {
       check_option("max_image_bytes", options.max_image_bytes, 16, std::int64_t{1} << 32));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("workspace_bytes", options.workspace_bytes, 16, std::int64_t{1} << 40));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_tokens", options.max_tokens, 0,
+                                       std::int64_t{options.max_sequences} * kMaxSequenceTokens));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_queries", options.max_queries, 1, 1 << 16));
   return check_option("the bytes of a block table, 4 x max_sequences x max_pages_of_sequence,",
                       std::int64_t{4} * options.max_sequences * options.max_pages_of_sequence, 1,
                       kMostTableBytes);
@@ -210,6 +214,7 @@ struct BatchAttention::Impl {
 
   Status allocate();
   [[nodiscard]] DeviceAttention call_of(const BatchAttentionPlan& step) const;
+  [[nodiscard]] AttendCapacity capacity_of(const BatchAttentionPlan& step) const;
   [[nodiscard]] Status check_room(const AttendPlan& made) const;
   Status wait_for(PinnedPiece& piece);
   void write(const BatchAttentionPlan& step, std::byte* to) const;
@@ -274,6 +279,20 @@ DeviceAttention BatchAttention::Impl::call_of(const BatchAttentionPlan& step) co
   return made;
 }
 
+AttendCapacity BatchAttention::Impl::capacity_of(const BatchAttentionPlan& step) const {
+  const std::int64_t tokens =
+      std::int64_t{options.max_pages_of_sequence} * step.paged_kv.block_size;
+  AttendCapacity capacity = {.max_sequences = options.max_sequences,
+                             .max_sequence_tokens = static_cast<std::int32_t>(
+                                 std::min<std::int64_t>(tokens, kMaxSequenceTokens)),
+                             .max_tokens = 0,
+                             .max_queries = options.max_queries};
+  const std::int64_t all =
+      std::int64_t{capacity.max_sequences} * std::int64_t{capacity.max_sequence_tokens};
+  if (options.max_tokens < all) capacity.max_tokens = options.max_tokens;
+  return capacity;
+}
+
 Status BatchAttention::Impl::check_room(const AttendPlan& made) const {
   const auto image = static_cast<std::int64_t>(made.image().size());
   if (image > options.max_image_bytes) {
@@ -301,6 +320,9 @@ void BatchAttention::Impl::write(const BatchAttentionPlan& step, std::byte* to) 
   };
   put(at.query_start, coming.query_start);
   put(at.kv_lens, coming.kv_lens);
+  if (options.padded && coming.kv_lens.empty()) {  // a row that no sequence has is not read
+    std::memset(to + at.query_start, 0, 2 * sizeof(std::int32_t));
+  }
   const std::int64_t row = std::int64_t{4} * options.max_pages_of_sequence;
   for (std::size_t i = 0; i < coming.kv_lens.size(); ++i) {
     const auto first = static_cast<std::size_t>(step.kv_indptr[i]);
@@ -400,7 +422,8 @@ Status BatchAttention::plan(const BatchAttentionPlan& step, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(read_lengths(step, m.coming));
   KVFOLIO_RETURN_IF_ERROR(PointerCheck(*m.kernels, stream).status());
   const DeviceAttention call = m.call_of(step);
-  Result<AttendPlan> made = plan_attend(*m.kernels, call);
+  Result<AttendPlan> made = m.options.padded ? plan_attend(*m.kernels, call, m.capacity_of(step))
+                                             : plan_attend(*m.kernels, call);
   if (!made) return made.error();
   KVFOLIO_RETURN_IF_ERROR(m.check_room(*made));
   // From here on the plan before is no longer what lies on the device.

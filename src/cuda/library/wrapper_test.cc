@@ -432,6 +432,58 @@ TEST(BatchAttention, AGraphComputesTheLastPlanOfItsShape) {
   EXPECT_EQ(world.fake.graph_launches, 40);
 }
 
+// As above with plans that are padded: one graph for sequences that come, go and grow.
+TEST(BatchAttention, OneGraphComputesEveryStepWithinAPaddedPlansCapacity) {
+  for (const bool tiles : {false, true}) {
+    WorldOptions options{.dtype = tiles ? DType::kBF16 : DType::kF32, .head_dim = tiles ? 64 : 24};
+    options.attention.workspace_bytes = 4 << 20;
+    options.attention.padded = true;
+    options.attention.max_tokens = 5000;
+    World world(options);
+    Graph graph;
+    const std::vector<std::int32_t> steps[] = {{1000, 3, 17},
+                                               {1024, 4},
+                                               {1025, 5, 17, 1},
+                                               {2240, 2240, 500, 20},
+                                               {},
+                                               {0, 7, 0},
+                                               {300, 200, 100, 50, 40, 30, 20, 10}};
+    for (const std::vector<std::int32_t>& lengths : steps) {
+      const Batch batch = decode_of(world.random, lengths);
+      const Status planned = world.plan(batch);
+      ASSERT_TRUE(planned.ok()) << planned.message();
+      const AttendShape shape = world.attention->shape();
+      if (graph.handle() == nullptr) {
+        Result<Graph> made = Graph::capture(world.device, world.stream.handle(), shape,
+                                            [&] { return world.run(batch); });
+        ASSERT_TRUE(made) << made.error().message();
+        graph = *std::move(made);
+      }
+      const Status launched = graph.launch(world.stream.handle(), shape);
+      ASSERT_TRUE(launched.ok()) << launched.message();
+      if (lengths.empty()) {
+        ASSERT_TRUE(world.stream.synchronize().ok());
+        continue;
+      }
+      EXPECT_LT(world.error_of(batch, world.params(false)), tiles ? 6e-3 : 1e-5);
+    }
+    EXPECT_EQ(world.fake.graph_launches, 7);
+    // Larger than what was captured.
+    const auto said = [&](const std::vector<std::int32_t>& lengths) {
+      return world.plan(decode_of(world.random, lengths)).message();
+    };
+    EXPECT_EQ(said({2000, 2000, 1001}),
+              "the batch has 5001 tokens of K and V, the capacity is 5000: max_tokens");
+    EXPECT_EQ(said(std::vector<std::int32_t>(9, 1)),
+              "the plan has 9 sequences, there is room for 8");
+    Batch draft;
+    draft.add(world.random, 2, 10);
+    EXPECT_EQ(world.plan(draft).message(),
+              "sequence 0 has 2 queries, the capacity is 1: max_queries");
+    EXPECT_NE(world.attention->shape(), AttendShape{}) << "the plan before stays";
+  }
+}
+
 bool g_quiet = false;
 DriverCalls calls_of_a_run_that_do_nothing() {
   DriverCalls calls = FakeDriver::calls();

@@ -85,6 +85,23 @@ Status replay(const std::shared_ptr<cuda::Device>& device, cuda::BatchAttention&
   return graph->launch(stream);
 }
 
+// One graph for every batch within a capacity, which plans itself.
+Status replay_any(const std::shared_ptr<cuda::Device>& device, cuda::Kernels& kernels,
+                  const cuda::DeviceAttention& call, std::byte* image, std::byte* workspace,
+                  const std::int32_t* num_sequences, void* stream) {
+  auto plan = cuda::plan_attend(kernels, call, {.max_sequences = 64, .max_sequence_tokens = 8192});
+  if (!plan) return plan.error();
+  // Memory of image().size() and workspace_bytes(), then:
+  auto graph = cuda::Graph::capture(device, stream, plan->shape(), [&]() -> Status {
+    KVFOLIO_RETURN_IF_ERROR(
+        cuda::plan_on_device(kernels, call, *plan, image, workspace, stream, num_sequences));
+    return cuda::attend(kernels, call, *plan, image, workspace, stream);
+  });
+  if (!graph) return graph.error();
+  KVFOLIO_RETURN_IF_ERROR(plan->check(call.batch));  // of each step: within the capacity
+  return graph->launch(stream, plan->shape());
+}
+
 // A cache on the device, and one empty step over it.
 Status run(const CacheSpec& spec) {
   Result<std::shared_ptr<cuda::Device>> device = cuda::Device::open(0);
