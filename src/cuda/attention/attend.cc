@@ -306,6 +306,11 @@ PlanCounts counts_of(const PaddedRoom& room) {
           .merges = room.merges};
 }
 
+// Whether the family has prefill kernels, and items of 16 rows.
+bool has_prefill(Family family) {
+  return family == Family::kTiles64 || family == Family::kTiles128;
+}
+
 // What does not depend on how the work is cut, but for the stream.
 PlanOptions options_of(const AttentionCall& call, AttentionPlan& plan, const KernelChoice& choice) {
   plan.family = family_of(call);
@@ -313,8 +318,7 @@ PlanOptions options_of(const AttentionCall& call, AttentionPlan& plan, const Ker
   const CacheArgs& cache = call.cache;
   plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
   PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
-  const bool has_16_rows = plan.family == Family::kTiles64 || plan.family == Family::kTiles128;
-  if (has_16_rows && call.group_size > 8) options.group_rows = 16;
+  if (has_prefill(plan.family) && call.group_size > 8) options.group_rows = 16;
   plan.group_rows = options.group_rows;
   return options;
 }
@@ -386,7 +390,7 @@ Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoi
   KVFOLIO_RETURN_IF_ERROR(check(call));
   AttentionPlan plan;
   PlanOptions options = options_of(call, plan, choice);
-  if (plan.family == Family::kTiles64 || plan.family == Family::kTiles128) {
+  if (has_prefill(plan.family)) {
     plan.narrow = choice.narrow && !plan.wgmma;
     options.prefill_rows = !choice.prefill ? 0 : plan.narrow ? 64 : 128;
     options.prefill_from = 4 * options.group_rows;
