@@ -106,19 +106,27 @@ struct Shortage {
 
 class [[nodiscard]] Status {
  public:
-  Status() noexcept = default;
+  // An ok answer writes two words of eleven: the shortage is written where the code is kNoBlocks.
+  Status() noexcept {}
   Status(ErrorCode code, std::string message)
-      : code_(code), message_(std::make_unique<std::string>(std::move(message))) {}
+      : code_(code), shortage_{}, message_(std::make_unique<std::string>(std::move(message))) {}
   // Not explicit, so that `return Shortage{...};` reports a full pool.
   Status(const Shortage& shortage) noexcept : code_(ErrorCode::kNoBlocks), shortage_(shortage) {}
 
-  Status(Status&&) noexcept = default;
-  Status& operator=(Status&&) noexcept = default;
+  Status(Status&& other) noexcept : code_(other.code_), message_(std::move(other.message_)) {
+    copy_shortage(other);
+  }
+  Status& operator=(Status&& other) noexcept {
+    code_ = other.code_;
+    copy_shortage(other);
+    message_ = std::move(other.message_);
+    return *this;
+  }
   Status(const Status& other) { *this = other; }
   Status& operator=(const Status& other) {
     if (this == &other) return *this;
     code_ = other.code_;
-    shortage_ = other.shortage_;
+    copy_shortage(other);
     message_ = other.message_ ? std::make_unique<std::string>(*other.message_) : nullptr;
     return *this;
   }
@@ -138,8 +146,14 @@ class [[nodiscard]] Status {
   [[nodiscard]] KVFOLIO_API std::vector<std::int64_t> numbers() const;
 
  private:
+  void copy_shortage(const Status& other) noexcept {
+    if (code_ == ErrorCode::kNoBlocks) shortage_ = other.shortage_;
+  }
+
   ErrorCode code_ = ErrorCode::kOk;
-  Shortage shortage_{};
+  union {
+    Shortage shortage_;  // written if code_ is kNoBlocks
+  };
   std::unique_ptr<std::string> message_;
 };
 

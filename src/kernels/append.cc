@@ -7,6 +7,8 @@
 #include <algorithm>
 
 #include "kernels/check.h"
+#include "kernels/copy_rows.h"
+#include "kernels/plain_args.h"
 #include "kernels/rows.h"
 #include "kernels/stream.h"
 #include "kvfolio/kernels.h"
@@ -60,10 +62,8 @@ void write_rows(const KVView& cache, std::span<const Stream> streams,
   }
 }
 
-}  // namespace
-
-Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
-              const ConstRowsView& v, std::span<const std::int32_t> slots) {
+Status append_any(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
+                  const ConstRowsView& v, std::span<const std::int32_t> slots) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_append(cache, layer, k, v, slots.size()));
   const bool writes_v = kernels::stores_v(cache);
   KVFOLIO_RETURN_IF_ERROR(check_slots(cache, slots));
@@ -81,6 +81,30 @@ Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
     write_rows(cache, std::span(&k_stream, 1), slots);
   }
   if (stores == Stores::kPastCaches) kernels::stream_fence();
+  return {};
+}
+
+}  // namespace
+
+Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
+              const ConstRowsView& v, std::span<const std::int32_t> slots) {
+  // What a decode appends, in as few steps as there are: one token whose rows go in as they are.
+  if (slots.size() != 1 || !kernels::is_plain_token(cache, layer, k, v)) {
+    return append_any(cache, layer, k, v, slots);
+  }
+  KVFOLIO_DCHECK(kernels::check_append(cache, layer, k, v, 1).ok());
+  const std::int32_t slot = slots[0];
+  if (slot < 0 || slot >= kernels::num_slots(cache)) return append_any(cache, layer, k, v, slots);
+
+  const std::int32_t block = slot / cache.block_size;
+  const std::int32_t offset = slot - block * cache.block_size;
+  const std::int64_t element = dtype_bytes(cache.dtype);
+  const kernels::CopyRowsFn copy = kernels::copy_rows_fn();
+  copy(k.data, cache.k_at(layer, block, 0, offset), cache.head_dim_k * element, cache.num_kv_heads,
+       k.head_stride, cache.k_strides.head);
+  if (!kernels::stores_v(cache)) return {};
+  copy(v.data, cache.v_at(layer, block, 0, offset), cache.head_dim_v * element, cache.num_kv_heads,
+       v.head_stride, cache.v_strides.head);
   return {};
 }
 

@@ -17,6 +17,7 @@
 #include "base/invalid.h"
 #include "base/row_nest.h"
 #include "base/text.h"
+#include "kernels/plain_args.h"
 
 namespace kvfolio::kernels {
 namespace {
@@ -171,7 +172,7 @@ Status check_memory(const KVView& cache) {
                  "), which kernels of the CPU do not touch; allowed: host (0)")};
 }
 
-Status check_view(const KVView& cache) {
+Status check_view_closely(const KVView& cache) {
   KVFOLIO_RETURN_IF_ERROR(check_memory(cache));
   KVFOLIO_RETURN_IF_ERROR(check_sizes(cache));
   if (dtype_bytes(cache.dtype) == 0) {
@@ -196,12 +197,8 @@ Status check_view(const KVView& cache) {
   return check_scales(cache, "v_scale", cache.v_scale, cache.v_scale_strides);
 }
 
-Status check_layer(const KVView& cache, std::int32_t layer) {
-  if (layer >= 0 && layer < cache.num_layers) return {};
-  return invalid(concat("layer is ", layer, ", the cache has layers 0 to ", cache.num_layers - 1));
-}
-
-Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsShape& shape) {
+Status check_rows_closely(std::string_view name, const ConstRowsView& rows,
+                          const RowsShape& shape) {
   const std::int64_t element = dtype_bytes(rows.dtype);
   if (element == 0) {
     return invalid(concat(name, ".dtype is ", static_cast<std::int32_t>(rows.dtype),
@@ -241,6 +238,27 @@ Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsSh
   }
   if (!extent.ok()) return invalid(concat("the extent of ", name, " overflows 63 bits"));
   return {};
+}
+
+Status check_view(const KVView& cache) {
+  if (is_plain(cache)) [[likely]] {
+    KVFOLIO_DCHECK(check_view_closely(cache).ok());
+    return {};
+  }
+  return check_view_closely(cache);
+}
+
+Status check_layer(const KVView& cache, std::int32_t layer) {
+  if (layer >= 0 && layer < cache.num_layers) return {};
+  return invalid(concat("layer is ", layer, ", the cache has layers 0 to ", cache.num_layers - 1));
+}
+
+Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsShape& shape) {
+  if (is_plain(rows, shape)) [[likely]] {
+    KVFOLIO_DCHECK(check_rows_closely(name, rows, shape).ok());
+    return {};
+  }
+  return check_rows_closely(name, rows, shape);
 }
 
 Status check_written_rows(std::string_view name, const RowsView& rows, const RowsShape& shape) {

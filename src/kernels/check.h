@@ -45,6 +45,10 @@ KVFOLIO_API Status check_written_rows(std::string_view name, const RowsView& row
 // 0, or a bound whose inverse f32 holds.
 KVFOLIO_API Status check_soft_cap(double soft_cap);
 
+// What the two ask of arguments that plain_args.h does not know at once.
+Status check_view_closely(const KVView& cache);
+Status check_rows_closely(std::string_view name, const ConstRowsView& rows, const RowsShape& shape);
+
 // copies of blocks: equal counts, every block in range.
 KVFOLIO_API Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
                                 std::span<const std::int32_t> dst);
