@@ -378,6 +378,16 @@ std::span<std::byte> memory_as(std::span<std::byte> said, std::vector<std::uint6
   return {reinterpret_cast<std::byte*>(words.data()) + behind, said.size()};
 }
 
+// The parameters of a function behind the manager.
+template <typename Function>
+struct Behind;
+template <typename R, typename Manager, typename... Wanted>
+struct Behind<R (*)(Manager, Wanted...)> {
+  using Type = std::tuple<Wanted...>;
+};
+template <typename Function>
+using Parameters = typename Behind<Function>::Type;
+
 // ---- a manager of C ----
 
 class CManager {
@@ -444,16 +454,6 @@ class CManager {
       (said.add(std::get<Out>(out)), ...);
     }
   }
-  // Behind the manager.
-  template <typename Function>
-  struct Of;
-  template <typename Handle, typename... Wanted>
-  struct Of<std::int32_t (*)(Handle*, Wanted...)> {
-    using Type = std::tuple<Wanted...>;
-  };
-  template <typename Function>
-  using Parameters = typename Of<Function>::Type;
-
   kvfolio_manager* manager_ = nullptr;
   kvfolio_error error_ = KVFOLIO_ERROR_INIT;
 };
@@ -507,10 +507,13 @@ class Replay {
     KVFOLIO_REQUIRE(has_words || c.code == KVFOLIO_OK || c.code == cpp.code,
                     "C refuses what C++ refuses");
     if (!has_words) return;
+    done_.names.insert(name);
     compare(name, arguments, c, cpp);
     write(name, arguments, c);
     for (int i = rng_.below(3); i > 0; --i) ask();
-    if (record_ == nullptr && rng_.chance(2)) go_on_with_a_copy();
+    if (record_ != nullptr) return;
+    if (rng_.chance(2)) go_on_with_a_copy();
+    if (rng_.chance(2)) make_more();
   }
   [[nodiscard]] const CReplay& done() const { return done_; }
   void end() {
@@ -609,6 +612,23 @@ class Replay {
   void ask_about_prompt(const OpenOptions& options);
   void ask_whole();
   void go_on_with_a_copy();
+  // Calls that the model check does not draw.
+  void make_more();
+  template <typename... Given>
+  void make_another(Op op, const Given&... given) {
+    with_call(op, [&](auto function) {
+      if constexpr (std::is_same_v<Parameters<decltype(+function)>, std::tuple<Given...>>) {
+        std::tuple<Given...> arguments(given...);
+        make(op, +function, arguments);
+      }
+    });
+  }
+  [[nodiscard]] SequenceId any_sequence() {
+    std::vector<SequenceId> open(static_cast<std::size_t>(cpp_.num_sequences()));
+    cpp_.sequences(open);
+    open.emplace_back();  // that of none
+    return rng_.pick(open);
+  }
 
   const OpLogHeader& header_;
   Rng rng_;
@@ -808,10 +828,7 @@ bool Replay::call_c(Said& said, Op op, const std::tuple<Given...>& given) {
 // ---- questions ----
 
 void Replay::ask() {
-  std::vector<SequenceId> open(static_cast<std::size_t>(cpp_.num_sequences()));
-  cpp_.sequences(open);
-  open.emplace_back();  // that of none
-  const SequenceId id = rng_.pick(open);
+  const SequenceId id = any_sequence();
   const auto num_groups = static_cast<int>(header_.spec.groups.size());
   const GroupId g(rng_.between(0, rng_.chance(5) ? num_groups : num_groups - 1));
   const auto& group = header_.spec.groups[static_cast<std::size_t>(g.value() % num_groups)];
@@ -939,6 +956,19 @@ void Replay::ask_whole() {
   std::string text(static_cast<std::size_t>(kvfolio_describe(m, nullptr, 0)), ' ');
   kvfolio_describe(m, text.data(), static_cast<std::int64_t>(text.size()) + 1);
   KVFOLIO_REQUIRE(text == cpp_.describe(), "C describes the manager as C++ does");
+}
+
+void Replay::make_more() {
+  const SequenceId id = any_sequence();
+  switch (rng_.below(8)) {
+    case 0:
+      return make_another(Op::kCancel, id);
+    case 1:
+    case 2:
+      return make_another(Op::kAppendPrompt, id, Tokens(prompt_), std::int64_t(rng_.below(9)));
+    default:
+      return make_another(Op::kTouch, id);
+  }
 }
 
 void Replay::go_on_with_a_copy() {

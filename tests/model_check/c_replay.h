@@ -6,7 +6,9 @@
 // between them. So a million random calls of the model check go through src/capi.
 
 #include <cstdint>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "kvfolio/byte_sink.h"
 
@@ -16,7 +18,8 @@ struct CReplay {
   std::uint64_t calls = 0;
   std::uint64_t questions = 0;
   std::uint64_t errors = 0;
-  std::uint64_t copies = 0;  // of the manager, which went on with the copy
+  std::uint64_t copies = 0;          // of the manager, which went on with the copy
+  std::set<std::string_view> names;  // of the calls
 };
 // Throws CheckFailed where C answers otherwise. `seed`: of the questions. `record`, if not null,
 // gets a line for each call that Rust repeats (bindings/rust/kvfolio/tests/model_check.rs):
