@@ -756,20 +756,18 @@ bool Replay::call_c(Said& said, Op op, const std::tuple<Given...>& given) {
                                 : m->manager.set_tokens_each(ids, tokens, unseen.count));
           return false;
         }
-        const auto* const sequences = reinterpret_cast<const kvfolio_sequence*>(ids.data());
+        const auto [sequences, size] = in_c(ids);
         const auto f = op == Op::kAppendEach ? kvfolio_append_each : kvfolio_set_tokens_each;
         std::int64_t all = 0;
-        const std::int32_t code =
-            f(m, sequences, tokens.data(), static_cast<std::int64_t>(ids.size()), &all, e);
+        const std::int32_t code = f(m, sequences, tokens.data(), size, &all, e);
         count(code, out, all);
         return true;
       });
     case Op::kAppendUnnamedEach:
       return own([&](Ids ids, const OutCount& out) {
+        const auto [sequences, size] = in_c(ids);
         std::int64_t all = 0;
-        const std::int32_t code =
-            kvfolio_append_unnamed_each(m, reinterpret_cast<const kvfolio_sequence*>(ids.data()),
-                                        static_cast<std::int64_t>(ids.size()), &all, e);
+        const std::int32_t code = kvfolio_append_unnamed_each(m, sequences, size, &all, e);
         count(code, out, all);
       });
     case Op::kPlan:
