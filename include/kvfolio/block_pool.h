@@ -35,6 +35,8 @@
 
 namespace kvfolio {
 
+class StateWriter;
+
 class KVFOLIO_API BlockPool {
  public:
   static constexpr std::int32_t kNobody = -1;
@@ -171,9 +173,12 @@ class KVFOLIO_API BlockPool {
   // Returns ok, or says which rule is broken. A block that was released and sent nowhere breaks
   // one. O(num_blocks).
   Status check_invariants() const;
+  // For KVCacheManager::state_hash(): the retiring blocks of the pool of group g, in their order;
+  // and what there is of a block beside that. `stamps`: when it comes back counts.
+  void put_retiring(StateWriter& out, std::int32_t g) const;
+  void put_state(StateWriter& out, BlockId block, bool stamps) const;
 
  private:
-  friend struct StateReader;
   struct Block {
     std::int32_t refs;    // of a retiring block, which has none: the next on the list
     std::int32_t writer;  // of a retiring block, which has none: the one before it on the list

@@ -567,8 +567,7 @@ class KVFOLIO_API KVCacheManager {
   Status check_invariants() const;
 
  private:
-  friend struct StateReader;  // state_hash()
-  friend struct LogReplay;    // replay_log()
+  friend struct ManagerInside;  // replay_log(), and tests
   friend class detail::ManagerAlias;
   class Impl;
   explicit KVCacheManager(std::unique_ptr<Impl> impl) noexcept;

@@ -55,6 +55,8 @@
 
 namespace kvfolio {
 
+class StateWriter;
+
 // What the tree must know about a group; the fields are those of GroupSpec.
 struct TreeGroup {
   std::int32_t block_size = 16;
@@ -311,9 +313,10 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] MemoryUse memory() const noexcept;
   // Returns ok, or says which rule is broken and where. O(size of the tree).
   Status check_invariants() const;
+  // For KVCacheManager::state_hash(). False: no memory for the names of runs.
+  [[nodiscard]] bool put_state(StateWriter& out) const;
 
  private:
-  friend struct StateReader;
   class Impl;
   explicit PrefixTree(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "bridge.h"
+#include "manager_state.h"
 
 namespace kvfolio::python {
 namespace {

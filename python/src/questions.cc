@@ -4,6 +4,7 @@
 
 #include "arrays.h"
 #include "kvfolio/gather_sequence.h"
+#include "manager_state.h"
 #include "storage.h"
 
 namespace kvfolio::python {

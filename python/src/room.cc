@@ -3,6 +3,7 @@
 // Room: admission, reservations, eviction, pins, what must not be found any more.
 
 #include "arrays.h"
+#include "manager_state.h"
 #include "open_options.h"
 
 namespace kvfolio::python {

@@ -3,6 +3,7 @@
 // The life of a sequence: open, fork, cut, close.
 
 #include "arrays.h"
+#include "manager_state.h"
 #include "open_options.h"
 
 namespace kvfolio::python {

@@ -4,6 +4,7 @@
 // `with` ends by an exception, or when nothing refers to it any more.
 
 #include "arrays.h"
+#include "manager_state.h"
 #include "plan.h"
 
 namespace kvfolio::python {

@@ -3,6 +3,7 @@
 #include "storage.h"
 
 #include "arrays.h"
+#include "manager_state.h"
 
 namespace kvfolio::python {
 

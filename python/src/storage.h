@@ -14,6 +14,8 @@
 
 namespace kvfolio::python {
 
+class IdTag;
+
 struct View {
   KVView view;
   nb::object keeper;

@@ -6,6 +6,7 @@
 
 #include "kvfolio/block_pool.h"
 
+#include "base/state_writer.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -103,6 +104,25 @@ Status BlockPool::check_invariants() const {
     }
   }
   return listed == retiring ? Status() : broken(concat(listed, " of ", retiring, " are listed"));
+}
+
+void BlockPool::put_retiring(StateWriter& out, std::int32_t g) const {
+  for (std::int32_t b = retiring_head_; b >= 0; b = next_of(b)) {
+    out.put(out.name_of(g, b));
+    out.put(out.rank_of_low(blocks_[b].stamp));
+  }
+}
+
+void BlockPool::put_state(StateWriter& out, BlockId id, bool stamps) const {
+  const Block& block = at(id);
+  out.put(refs_of(block));
+  out.put(out.rows_.peek(writer_of(block)));
+  out.put(out.rank_of_low(block.written));
+  out.put(block.valid);
+  out.put(block.touched);
+  out.put(block.wanted);
+  out.put(block.steps);
+  out.put(stamps ? out.rank_of_low(block.stamp) : 0);
 }
 
 }  // namespace kvfolio

@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "base/mutants.h"
+#include "base/state_writer.h"
 #include "base/text.h"
 #include "manager/media_spans.h"
 #include "prefix/media_extents.h"
@@ -266,6 +267,16 @@ Status Announcements::check() const {
                             units_.size(), " are announced"));
   }
   return check_table(used);
+}
+
+void Announcements::put_state(StateWriter& out) const {
+  for_each([&](std::int32_t row) {
+    out.put(out.rows_.peek(row));
+    out.put(end(row));
+    for (std::int32_t at = begin(row); at < end(row); at += unit_) {
+      for (const std::int32_t token : unit_at(row, at)) out.put(token);
+    }
+  });
 }
 
 }  // namespace kvfolio

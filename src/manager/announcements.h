@@ -31,6 +31,8 @@
 
 namespace kvfolio {
 
+class StateWriter;
+
 // What is asked of a sequence that announces.
 template <typename T>
 concept AnnouncingRows = requires(const T& rows, std::int32_t row,
@@ -99,6 +101,8 @@ class Announcements {
   [[nodiscard]] MemoryUse memory() const noexcept;
   // ok, or which rule is broken. O(units).
   [[nodiscard]] Status check() const;
+  // In the order of opening, which decides between equals.
+  void put_state(StateWriter& out) const;
 
  private:
   struct Row {

@@ -27,7 +27,7 @@
 //   plan.cc       the arrays of a step (plan_writer.h, plan_layout.h)
 //   describe.cc   the printed form
 //   copy.cc       copy_to
-//   state.cc      state_hash (state.h)
+//   state.cc      state_hash (base/state_writer.h)
 //   to_string.cc  records for people
 //   op_*          the operation log: record, OpLogReader, replay_log
 //   check.cc      check_invariants
@@ -86,6 +86,7 @@
 namespace kvfolio {
 
 class PlanWriter;
+class StateWriter;
 
 class OpLog;
 
@@ -120,6 +121,10 @@ class KVCacheManager::Impl {
   void stop_log(std::string_view why) noexcept;
   // check.cc
   class Checker;
+  // state.cc
+  // `open`: the rows of the open sequences, in the order in which they are named. Costs a walk over
+  // everything. Requires: no load or hold is open. kOutOfMemory: the tables of names.
+  [[nodiscard]] Status put_state(std::span<const std::int32_t> open, StateWriter& out) const;
 
   CacheSpec spec_;
   ManagerOptions options_;
@@ -386,6 +391,12 @@ class KVCacheManager::Impl {
   UnnamedTokens unnamed_;
   Drafts drafts_;
   std::uint64_t forget_count_ = 0;
+};
+
+// The way in for functions that are no members.
+struct ManagerInside {
+  static auto& of(KVCacheManager& manager) noexcept { return *manager.impl_; }
+  static const auto& of(const KVCacheManager& manager) noexcept { return *manager.impl_; }
 };
 
 }  // namespace kvfolio

@@ -118,23 +118,13 @@ void KVCacheManager::record(OpLog* log) noexcept {
   }
 }
 
-struct LogReplay {
-  static void imagine_storage(KVCacheManager& manager) noexcept {
-    manager.impl_->imagines_storage_ = true;
-  }
-  static void answer_as_in(KVCacheManager& manager, std::uint32_t format) noexcept {
-    manager.impl_->rules_of_ = format;
-    if (format < kOpLogFormatDrafts) manager.impl_->promises_.forget_spent();
-  }
-};
-
 Result<ManagerOptions> detail::options_for_replay(const CacheSpec& spec,
                                                   const ManagerOptions& options) {
   return derive_options(spec, options);
 }
 
 void detail::imagine_storage(KVCacheManager& manager) noexcept {
-  LogReplay::imagine_storage(manager);
+  ManagerInside::of(manager).imagines_storage_ = true;
 }
 
 void detail::write_format(OpLog& log, std::uint32_t format) noexcept {
@@ -142,7 +132,9 @@ void detail::write_format(OpLog& log, std::uint32_t format) noexcept {
 }
 
 void detail::answer_as_in(KVCacheManager& manager, std::uint32_t format) noexcept {
-  LogReplay::answer_as_in(manager, format);
+  auto& m = ManagerInside::of(manager);
+  m.rules_of_ = format;
+  if (format < kOpLogFormatDrafts) m.promises_.forget_spent();
 }
 
 }  // namespace kvfolio

@@ -4,6 +4,9 @@
 
 #include "manager/pin_set.h"
 
+#include <tuple>
+
+#include "base/state_writer.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -87,6 +90,39 @@ Status PinSet::check() const {
   if (open == num_open_ && open + free == max_pins) return {};
   return broken(
       concat(open, " are open, counted ", num_open_, ", and ", free, " are free of ", max_pins));
+}
+
+bool PinSet::put_state(StateWriter& out, const SpanArena& arena) const {
+  struct Named {
+    std::uint64_t content;
+    std::int32_t pin;
+    bool operator<(const Named& other) const noexcept {
+      return std::tie(content, pin) < std::tie(other.content, other.pin);
+    }
+  };
+  FixedArray<Named> named;
+  if (!named.allocate_zeroed(num_open_)) return false;
+  std::int32_t count = 0;
+  for_each_open([&](std::int32_t pin) {
+    const Place& at = place(pin);
+    StateWords content;
+    content.put(at.valid() ? out.runs_.peek(at.run) : -1);
+    content.put(at.position);
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      for (const std::int32_t block : table(pin, g).blocks(arena)) {
+        content.put(out.blocks_.peek(out.number_of(g, block)));
+      }
+    }
+    named[count++] = {content.hash(), pin};
+  });
+  std::sort(named.data(), named.data() + count);
+  out.put(count);
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t pin = named[i].pin;
+    out.put_place(place(pin));
+    for (std::int32_t g = 0; g < num_groups_; ++g) out.put_table(g, table(pin, g).blocks(arena));
+  }
+  return true;
 }
 
 }  // namespace kvfolio

@@ -24,6 +24,8 @@
 
 namespace kvfolio {
 
+class StateWriter;
+
 class PinSet {
  public:
   static constexpr std::int32_t kNone = -1;
@@ -70,6 +72,8 @@ class PinSet {
     return MemoryUse::whole(pins_.bytes() + tables_.bytes());
   }
   [[nodiscard]] Status check() const;
+  // In the order of what pins hold, as far as that has names. False: no memory for the order.
+  [[nodiscard]] bool put_state(StateWriter& out, const SpanArena& arena) const;
 
  private:
   struct Pin {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/state_writer.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -167,6 +168,21 @@ Status Reservations::check() const {
     }
   }
   return {};
+}
+
+void Reservations::put_state(StateWriter& out, std::int32_t row, std::int32_t accepted) const {
+  out.put(tokens(row));
+  out.put(most_per_step(row));
+  out.put(spent(row));
+  out.put(lacks(row));
+  // What a draft that is rejected brings back lies behind what is accepted.
+  const Spent behind = spent_from(row, accepted);
+  out.put(behind.begin);
+  out.put(behind.end);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    out.put(num_taken(row, g));
+    out.put(num_ready(row, g));
+  }
 }
 
 }  // namespace kvfolio

@@ -29,6 +29,8 @@
 
 namespace kvfolio {
 
+class StateWriter;
+
 class Reservations {
  public:
   static constexpr std::int32_t kNobody = -1;
@@ -135,6 +137,9 @@ class Reservations {
   void copy_from(const Reservations& other) noexcept;
   // ok, or which rule is broken. O(rows and blocks).
   [[nodiscard]] Status check() const;
+  // The promise of a row that is accepted up to `accepted`. Which of its blocks is taken first is a
+  // matter of names.
+  void put_state(StateWriter& out, std::int32_t row, std::int32_t accepted) const;
 
  private:
   struct Row {

@@ -21,6 +21,7 @@
 //   paths.cc     the tokens, media and key in front of a block
 //   copy.cc      copy_from
 //   check.cc     check_invariants
+//   state.cc     put_state
 
 #include <array>
 #include <cstdint>
@@ -114,6 +115,8 @@ class PrefixTree::Impl {
   void copy_from(const Impl& other) noexcept;
   // check.cc
   Status check_invariants() const;
+  // state.cc
+  [[nodiscard]] bool put_state(StateWriter& out) const;
 
   [[nodiscard]] const Where& where(GroupId group, BlockId block) const noexcept {
     return groups_[static_cast<std::size_t>(group.value())].where[block.value()];
@@ -133,8 +136,6 @@ class PrefixTree::Impl {
   Children children_{runs_, media_};
 
  private:
-  friend struct StateReader;
-
   Impl() = default;
 
   Run& run(std::int32_t r) noexcept { return runs_.run(r); }
@@ -155,6 +156,9 @@ class PrefixTree::Impl {
     return group(g).spec.block_size;
   }
 
+  // state.cc
+  void put_run(StateWriter& out, std::int32_t r) const;
+  void put_media(StateWriter& out, const Run& run) const;
   // tree.cc
   [[nodiscard]] Status allocate(const PrefixTreeOptions& options);
   [[nodiscard]] std::int32_t lookup_root(const RootKey& key, std::int64_t bytes,

@@ -2,8 +2,6 @@
 //
 // The structs of kvfolio_cuda.h: cases for tests/capi/struct_checks.c.
 
-#include <stdarg.h>
-
 #include "cuda_toy.h"
 #include "struct_cases.h"
 
@@ -17,15 +15,6 @@ static const int32_t kZero[1] = {0};
 // Cases with addresses that only run time knows.
 static kvfolio_cuda_memory_options memory_options;
 static kvfolio_cuda_attention attention;
-
-static void say(char* text, int32_t code, const char* format, ...) {
-  const int n = snprintf(text, kTextBytes, "%d %s ", code, code ? g_error.message : "");
-  if (code != 0) return;
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text + n, (size_t)(kTextBytes - n), format, arguments);
-  va_end(arguments);
-}
 
 static void make_plan(void);
 static void end_plan(void);

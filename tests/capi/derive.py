@@ -4,6 +4,7 @@
 
 OUT_DIR/calls.h, .c     a macro for each function that notes its call, and the list of all functions
 OUT_DIR/structs.h       the names of all structs that carry their size
+OUT_DIR/null_handles.h  a call of each function with null in place of its handle (refused.h)
 OUT_DIR/later/kvfolio/  the header as a later version may have it: two more fields in each struct
 """
 
@@ -16,10 +17,15 @@ import sys
 LATER_FIELDS = "  int32_t later_a;\n  int64_t later_b;\n"
 
 
-def functions(text: str) -> list[str]:
-    """The names of all functions that the header declares."""
+def declarations_of(text: str) -> list[str]:
+    """All functions that the header declares."""
     code = re.sub(r"//[^\n]*", "", text)
-    declarations = re.findall(r"^KVFOLIO_C_API ([^;]+);", code, re.MULTILINE)
+    return re.findall(r"^KVFOLIO_C_API ([^;]+);", code, re.MULTILINE)
+
+
+def functions(text: str) -> list[str]:
+    """Their names."""
+    declarations = declarations_of(text)
     names = [re.match(r"[\w\s*]*?\b(kvfolio_\w+)\(", each) for each in declarations]
     if not declarations or None in names:
         sys.exit("derive.py: a declaration of the header was not understood")
@@ -70,6 +76,41 @@ def structs_header(names: list[str]) -> str:
     return "\n".join(lines + [f'    "{name}",' for name in names] + ["};"]) + "\n"
 
 
+def type_of(parameter: str) -> str:
+    """The type of a parameter of C."""
+    return re.sub(r"\w+$", "", " ".join(parameter.split())).replace(" *", "*").strip()
+
+
+def given_for(parameter: str, handles: set[str]) -> str:
+    """An argument that is fine, as far as one without a handle can be."""
+    kind = type_of(parameter)
+    target = kind.removeprefix("const ").rstrip("*").strip()
+    if "*" not in kind:
+        return "0"
+    if kind == "kvfolio_error*":
+        return "E"
+    counts = re.search(r"\bnum_\w+$", parameter)  # of what was done, written also by a call that fails
+    if kind.startswith("const ") or counts or kind.count("*") == 1 and target in handles:
+        return "NULL"
+    is_struct = kind.count("*") == 1 and target.startswith("kvfolio_")
+    return f"result_of(sizeof({target}))" if is_struct else "result_of(0)"
+
+
+def null_handles(text: str, first: str) -> str:
+    """`first`: the header that the other stands on, or itself."""
+    handles = set(re.findall(r"^typedef struct (\w+) \1;", first + text, re.MULTILINE))
+    lines = ["// Written by tests/capi/derive.py.", "static void call_without_handles(void) {"]
+    for declaration in declarations_of(text):
+        name, _, parameters = declaration.removesuffix(")").partition("(")
+        name = name.split()[-1].lstrip("*")
+        first_of_all, *others = parameters.split(",")
+        subject = type_of(first_of_all).removeprefix("const ").removesuffix("*")
+        if subject in handles and others and type_of(others[-1]) == "kvfolio_error*":
+            rest = ", ".join(given_for(each, handles) for each in others)
+            lines.append(f"  BAD({name}(NULL, {rest}));")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
 def main() -> None:
     header, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     text = header.read_text()
@@ -77,6 +118,8 @@ def main() -> None:
     (out / "calls.h").write_text(calls_header(functions(text), header.name))
     (out / "calls.c").write_text(calls_source(functions(text)))
     (out / "structs.h").write_text(structs_header(sized_structs(text)))
+    first = (header.parent / "kvfolio.h").read_text()
+    (out / "null_handles.h").write_text(null_handles(text, first))
     (out / "later" / "kvfolio" / header.name).write_text(later_header(text))
 
 

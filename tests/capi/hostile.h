@@ -7,9 +7,8 @@
 #include <float.h>
 #include <limits.h>
 #include <math.h>
-#include <string.h>
 
-#include "capi_test.h"
+#include "refused.h"
 
 enum { kDim = 8, kFloats = 1024 };
 
@@ -62,19 +61,6 @@ typedef struct {
 } World;
 
 extern World w;
-extern int num_hostile;
-// The digest of w and the library's own state.
-uint64_t state_of_the_world(void);
-void must_be_refused(int32_t code, const char* call, const char* file, int line);
-
-// A call that is refused and changes nothing.
-#define BAD(call)                                       \
-  do {                                                  \
-    memset(w_error()->message, 0, 256);                 \
-    must_be_refused((call), #call, __FILE__, __LINE__); \
-  } while (0)
-kvfolio_error* w_error(void);
-#define E w_error()
 
 void hostile_creation(void);
 void hostile_sequences(void);

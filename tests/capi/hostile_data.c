@@ -96,18 +96,15 @@ void hostile_storage(void) {
   BAD(kvfolio_storage_copy_blocks(s, -1, good, good, 1, E));
   BAD(kvfolio_storage_copy_blocks(s, 0, NULL, good, 1, E));
   BAD(kvfolio_storage_copy_blocks(s, 0, good, good, -1, E));
-  BAD(kvfolio_storage_copy_blocks(NULL, 0, good, good, 1, E));
   BAD(kvfolio_storage_read_blocks(s, 0, good, 1, NULL, 256, E));
   BAD(kvfolio_storage_read_blocks(s, 0, good, 2, w.out.floats, 256, E));
   BAD(kvfolio_storage_read_blocks(s, 0, good, 1, w.out.floats, -1, E));
   BAD(kvfolio_storage_write_blocks(s, 2, good, 1, w.k, 256, E));
   BAD(kvfolio_storage_write_blocks(s, 0, good, 1, w.k, INT64_MAX, E));
-  BAD(kvfolio_storage_fill(NULL, 0, E));
   BAD(kvfolio_view_create(s, 2, -1, &w.out.view, E));
   BAD(kvfolio_view_create(s, INT_MIN, INT_MIN, &w.out.view, E));
   BAD(kvfolio_view_create(s, 0, -2, &w.out.view, E));
   BAD(kvfolio_view_create(s, 0, 1, &w.out.view, E));
-  BAD(kvfolio_view_create(NULL, 0, 0, &w.out.view, E));
   BAD(kvfolio_view_create(s, 0, 0, NULL, E));
   CHECK(kvfolio_storage_block_image_bytes(s, -1) == 0);
   CHECK(kvfolio_view_k(w.view, 0, 16, 0, 0) == NULL && kvfolio_view_k(NULL, 0, 0, 0, 0) == NULL);
@@ -168,7 +165,6 @@ void hostile_kernels(void) {
   BAD(kvfolio_write_token(w.view, 0, 2, 0, 0, w.k, w.k, E));
   BAD(kvfolio_write_token(w.view, 0, 0, 0, 99, w.k, w.k, E));
   BAD(kvfolio_read_token(v, 0, 0, INT_MIN, 0, out, out, E));
-  BAD(kvfolio_read_token(NULL, 0, 0, 0, 0, out, out, E));
 
   const int32_t table[4] = {0, 1, -1, 99};
   kvfolio_gather_options o;
@@ -340,7 +336,6 @@ void hostile_token_store(void) {
   BAD(kvfolio_token_store_append(s, w.k, NULL, -1, 0, E));
   BAD(kvfolio_token_store_append(s, w.k, NULL, 1, 99, E));
   BAD(kvfolio_token_store_append(s, NULL, NULL, 1, 0, E));
-  BAD(kvfolio_token_store_append(NULL, w.k, NULL, 1, 0, E));
   BAD(kvfolio_token_store_gather(s, 0, 3, 0, out, NULL, E));
   BAD(kvfolio_token_store_gather(s, -1, 1, 0, out, NULL, E));
   BAD(kvfolio_token_store_gather(s, INT64_MAX, 1, 0, out, NULL, E));
@@ -351,7 +346,6 @@ void hostile_token_store(void) {
   BAD(kvfolio_token_store_v_at(s, 0, &w.out.row, E));
   BAD(kvfolio_token_store_at(s, 0, NULL, E));
   BAD(kvfolio_token_store_copy(s, NULL, E));
-  BAD(kvfolio_token_store_view(NULL, &w.out.view, E));
   BAD(kvfolio_token_store_create(NULL, NULL, &w.out.store, E));
   kvfolio_token_store_options o = {.struct_size = sizeof o, .head_dim_k = 8};
   BAD(kvfolio_token_store_create(&o, NULL, &w.out.store, E));  // max_tokens 0
@@ -373,19 +367,15 @@ void hostile_block_store(void) {
   BAD(kvfolio_block_store_allocate(s, out, -1, E));
   BAD(kvfolio_block_store_allocate(s, out, INT64_MAX, E));
   BAD(kvfolio_block_store_allocate(s, NULL, 1, E));
-  BAD(kvfolio_block_store_allocate(NULL, out, 1, E));
   BAD(kvfolio_block_store_hold(s, &unused, 1, E));
   BAD(kvfolio_block_store_hold(s, &beyond, 1, E));
   BAD(kvfolio_block_store_hold(s, NULL, 1, E));
-  BAD(kvfolio_block_store_hold(NULL, &own, 1, E));
   BAD(kvfolio_block_store_release(s, &unused, 1, E));
   BAD(kvfolio_block_store_release(s, twice, 2, E));
   BAD(kvfolio_block_store_release(s, &own, -1, E));
-  BAD(kvfolio_block_store_release(NULL, &own, 1, E));
   BAD(kvfolio_block_store_make_writable(s, unused, out, E));
   BAD(kvfolio_block_store_make_writable(s, INT32_MIN, out, E));
   BAD(kvfolio_block_store_make_writable(s, shared, NULL, E));
-  BAD(kvfolio_block_store_make_writable(NULL, own, out, E));
   BAD(kvfolio_block_store_ref_count(s, beyond, out, E));
   BAD(kvfolio_block_store_ref_count(s, -1, out, E));
   BAD(kvfolio_block_store_ref_count(s, own, NULL, E));
@@ -393,12 +383,10 @@ void hostile_block_store(void) {
   BAD(kvfolio_block_store_read(s, &own, 1, w.out.floats, bytes - 1, E));
   BAD(kvfolio_block_store_read(s, &own, 1, w.out.floats, -1, E));
   BAD(kvfolio_block_store_read(s, &own, 1, NULL, bytes, E));
-  BAD(kvfolio_block_store_read(NULL, &own, 1, w.out.floats, bytes, E));
   BAD(kvfolio_block_store_write(s, &shared, 1, w.k, bytes, E));
   BAD(kvfolio_block_store_write(s, &unused, 1, w.k, bytes, E));
   BAD(kvfolio_block_store_write(s, &own, 1, w.k, bytes + 1, E));
   BAD(kvfolio_block_store_view(s, NULL, E));
-  BAD(kvfolio_block_store_view(NULL, &w.out.view, E));
   BAD(kvfolio_block_store_create(NULL, NULL, &w.out.blocks, E));
   kvfolio_group_spec group = small_group();
   BAD(kvfolio_block_store_create(&group, NULL, NULL, E));

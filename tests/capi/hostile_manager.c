@@ -103,7 +103,6 @@ static void bad_prompts(void) {
   kvfolio_sequence* const out = &w.out.id;
   kvfolio_found* const found = &w.out.found;
   int32_t* const cached = &w.out.i32;
-  BAD(kvfolio_open(NULL, NULL, w.tokens, 5, NULL, 0, NULL, out, found, E));
   BAD(kvfolio_open(M, NULL, w.tokens, -1, NULL, 0, NULL, out, found, E));
   BAD(kvfolio_open(M, NULL, w.tokens, INT64_MAX, NULL, 0, NULL, out, found, E));
   BAD(kvfolio_open(M, NULL, NULL, 5, NULL, 0, NULL, out, found, E));
@@ -130,10 +129,8 @@ static void bad_prompts(void) {
   BAD(kvfolio_open(M, NULL, w.tokens, 5, media + 1, 1, NULL, out, found, E));
   media[0].struct_size = 0;
   BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 2, NULL, out, found, E));
-  BAD(kvfolio_probe(NULL, NULL, w.tokens, 5, NULL, 0, NULL, cached, E));
   BAD(kvfolio_probe(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, E));
   BAD(kvfolio_probe(M, NULL, w.tokens, -5, NULL, 0, NULL, cached, E));
-  BAD(kvfolio_soon(NULL, NULL, w.tokens, 5, NULL, 0, NULL, cached, out, E));
   BAD(kvfolio_soon(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, out, E));
   BAD(kvfolio_soon(M, NULL, w.tokens, -5, NULL, 0, NULL, cached, out, E));
   BAD(kvfolio_soon(M, NULL, w.tokens, 5, NULL, 0, &o, cached, NULL, E));
@@ -144,7 +141,6 @@ static void bad_prompts(void) {
   BAD(kvfolio_unpin(M, 0, E));
   BAD(kvfolio_unpin(M, UINT64_MAX, E));
   BAD(kvfolio_forget(M, NULL, NULL, 5, NULL, 0, &w.out.i64, &w.out.i32, E));
-  BAD(kvfolio_forget(NULL, NULL, w.tokens, 5, NULL, 0, &w.out.i64, &w.out.i32, E));
 }
 
 // Each call about a sequence, with an id that is none.
@@ -186,7 +182,6 @@ void hostile_sequences(void) {
   BAD(kvfolio_trim(M, w.idle, INT64_MIN, 0, &w.out.i32, E));
   BAD(kvfolio_trim(M, w.idle, 0, INT64_MIN, &w.out.i32, E));
   BAD(kvfolio_fork(M, w.idle, NULL, NULL, E));
-  BAD(kvfolio_fork(NULL, w.idle, NULL, &w.out.id, E));
   kvfolio_fork_options o = {.struct_size = UINT32_MAX};
   BAD(kvfolio_fork(M, w.idle, &o, &w.out.id, E));
   const int64_t sizes[2] = {2, 2};
@@ -201,7 +196,6 @@ void hostile_sequences(void) {
 }
 
 void hostile_steps(void) {
-  BAD(kvfolio_begin_step(NULL, 0, &w.out.id, E));
   BAD(kvfolio_begin_step(M, 0, NULL, E));
   BAD(kvfolio_begin_step(M, 0, &w.out.id, E));  // one is open
   BAD(kvfolio_append(M, w.idle, w.tokens, 20, 21, E));
@@ -246,7 +240,6 @@ void hostile_steps(void) {
   }
   BAD(kvfolio_plan_bytes(M, NULL, &bytes, E));  // leaves sizes open
   BAD(kvfolio_plan_bytes(M, &shapes[0], NULL, E));
-  BAD(kvfolio_plan_bytes(NULL, NULL, &bytes, E));
   const uint64_t tickets[] = {0, UINT64_MAX, w.old_step};
   for (size_t i = 0; i < sizeof tickets / sizeof tickets[0]; ++i) {
     BAD(kvfolio_commit(M, tickets[i], E));
@@ -294,8 +287,6 @@ void hostile_room(void) {
   BAD(kvfolio_preempt_to(M, NAN, -1, &w.out.ended, &w.out.i64, E));
   BAD(kvfolio_preempt_to(M, 0.5, -2, &w.out.ended, &w.out.i64, E));
   BAD(kvfolio_preempt_to(M, 0.5, 4, &w.out.ended, &w.out.i64, E));
-  BAD(kvfolio_reset(NULL, &w.out.i64, &w.out.i32, E));
-  BAD(kvfolio_forget_root(NULL, NULL, &w.out.i64, &w.out.i32, E));
 
   uint8_t has[10] = {0};
   const int64_t sizes[2] = {5, 5};
@@ -338,7 +329,6 @@ void hostile_questions(void) {
   BAD(kvfolio_usage(M, 0, NULL, E));
   BAD(kvfolio_widest(M, -1, &w.out.i32, E));
   BAD(kvfolio_get_group(M, 2, &w.out.group, E));
-  BAD(kvfolio_get_counters(NULL, &w.out.counters, E));
   BAD(kvfolio_info(M, w.idle, NULL, E));
   BAD(kvfolio_find(M, 1, &w.out.id, E));
   BAD(kvfolio_slot_mapping(M, w.idle, 0, -1, w.out.i32s, 1, E));
@@ -347,8 +337,6 @@ void hostile_questions(void) {
   BAD(kvfolio_slot_mapping(M, w.idle, 0, 0, NULL, 2, E));
   BAD(kvfolio_block_table(M, w.idle, 2, &w.out.array, E));
   BAD(kvfolio_copy_to(M, NULL, E));
-  BAD(kvfolio_copy_to(NULL, M, E));
-  BAD(kvfolio_check_invariants(NULL, E));
   kvfolio_op_log* log = NULL;
   BAD(kvfolio_op_log_create(NULL, 0, &log, E));
   const kvfolio_byte_sink no_sink = {sizeof no_sink, 0, NULL, NULL};
@@ -357,13 +345,8 @@ void hostile_questions(void) {
   BAD(kvfolio_op_log_create_fd(-1, 0, &log, E));
   BAD(kvfolio_op_log_create_fd(INT_MAX, 0, &log, E));
   BAD(kvfolio_op_log_create_fd(1, 0, NULL, E));
-  BAD(kvfolio_record(NULL, NULL, E));
-  BAD(kvfolio_op_log_flush(NULL, E));
-  BAD(kvfolio_op_log_status(NULL, E));
   CHECK(kvfolio_op_log_num_calls(NULL) == 0 && log == NULL);
   kvfolio_op_log_destroy(NULL);
-  uint64_t hash = 0;
-  BAD(kvfolio_state_hash(NULL, &hash, E));
   BAD(kvfolio_state_hash(M, NULL, E));
   char text[4] = "abc";
   CHECK(kvfolio_describe(M, text, 4) > 4 && text[3] == 0);

@@ -4,7 +4,6 @@
 
 #include "struct_cases.h"
 
-#include <stdarg.h>
 #include <string.h>
 
 #include "capi_test.h"
@@ -23,15 +22,6 @@ static void* workspace;
 static int64_t workspace_bytes;
 static float rows_in[4 * kDim];
 static TestMemory memory;
-
-static void say(char* text, int32_t code, const char* format, ...) {
-  const int n = snprintf(text, kTextBytes, "%d %s ", code, code ? g_error.message : "");
-  if (code != 0) return;
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text + n, (size_t)(kTextBytes - n), format, arguments);
-  va_end(arguments);
-}
 
 void make_subjects(void) {
   group = small_group();

@@ -3,8 +3,11 @@
 
 // One case for each struct that carries its size and each call that takes or fills it.
 
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "capi_test.h"
 
 enum { kTextBytes = 2048 };
 
@@ -25,6 +28,16 @@ typedef struct {
   CaseKind kind;
   void (*run)(void* given, char* text);
 } StructCase;
+
+// What a call answered, with &g_error, and what it did if that is ok.
+static inline void say(char* text, int32_t code, const char* format, ...) {
+  const int n = snprintf(text, kTextBytes, "%d %s ", code, code ? g_error.message : "");
+  if (code != 0) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text + n, (size_t)(kTextBytes - n), format, arguments);
+  va_end(arguments);
+}
 
 extern const StructCase kStructCases[];
 extern const int kNumStructCases;

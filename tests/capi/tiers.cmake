@@ -3,7 +3,7 @@
 # at each size, calls that nobody should make; and that no C++ exception comes out of it.
 set(capi ${CMAKE_CURRENT_SOURCE_DIR})
 set(derived ${CMAKE_CURRENT_BINARY_DIR}/tiers_derived)
-set(derived_files ${derived}/calls.h ${derived}/calls.c ${derived}/structs.h
+set(derived_files ${derived}/calls.h ${derived}/calls.c ${derived}/structs.h ${derived}/null_handles.h
   ${derived}/later/kvfolio/kvfolio_tiers.h)
 set(header ${PROJECT_SOURCE_DIR}/include/kvfolio/kvfolio_tiers.h)
 add_custom_command(OUTPUT ${derived_files}
@@ -63,7 +63,7 @@ endforeach()
 # They write files of the same names.
 set_tests_properties(tiers_capi.every_function tiers_capi.every_functionlater tiers_capi.structs
   tiers_capi.structslater PROPERTIES RESOURCE_LOCK tiers_capi_file)
-add_tiers_program(tiers_capi_hostile SOURCES tiers_hostile.c tiers_toy.c)
+add_tiers_program(tiers_capi_hostile SOURCES tiers_hostile.c refused.c tiers_toy.c)
 add_tiers_test(hostile tiers_capi_hostile)
 add_tiers_program(tiers_capi_contract SOURCES tiers_contract.c tiers_toy.c)
 add_tiers_test(contract tiers_capi_contract)

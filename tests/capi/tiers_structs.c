@@ -4,8 +4,6 @@
 
 #include "struct_cases.h"
 
-#include <stdarg.h>
-
 #include "tiers_toy.h"
 
 static const int32_t kTokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -27,15 +25,6 @@ static kvfolio_offload_tier one_tier;
 static kvfolio_byte_sink one_sink;
 static kvfolio_byte_source one_source;
 static ToyFile written;
-
-static void say(char* text, int32_t code, const char* format, ...) {
-  const int n = snprintf(text, kTextBytes, "%d %s ", code, code ? g_error.message : "");
-  if (code != 0) return;
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text + n, (size_t)(kTextBytes - n), format, arguments);
-  va_end(arguments);
-}
 
 void make_subjects(void) {
   CHECK(system("rm -rf kvfolio_tiers_capi_structs") == 0);

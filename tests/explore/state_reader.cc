@@ -3,11 +3,14 @@
 
 #include <algorithm>
 
+#include "base/state_writer.h"
 #include "manager/impl.h"
 
 namespace kvfolio::explore {
 
 namespace {
+
+const auto& impl(const KVCacheManager& manager) { return ManagerInside::of(manager); }
 
 template <typename Impl>
 std::vector<std::int32_t> open_rows(const Impl& impl, bool swap) {
@@ -24,9 +27,8 @@ std::vector<std::int32_t> open_rows(const Impl& impl, bool swap) {
 void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<std::int32_t>& out) {
   out.clear();
   StateWords words(&out);
-  const Status status = kvfolio::StateReader::write(manager, open_rows(impl(manager), swap),
-                                                    Extent::kWithoutUses, words);
-  KVFOLIO_CHECK(status.ok());
+  StateWriter writer(words, StateWriter::Extent::kWithoutUses);
+  KVFOLIO_CHECK(impl(manager).put_state(open_rows(impl(manager), swap), writer).ok());
 }
 
 std::vector<SequenceId> StateReader::open_order(const KVCacheManager& manager, bool swap) {

@@ -2,7 +2,7 @@
 #pragma once
 
 // What the exploration reads of a manager beside its answers. What decides its future is the
-// library's (manager/state.h): here without the order of uses, since nothing here asks for a
+// library's (manager/state.cc): here without the order of uses, since nothing here asks for a
 // victim. For one full group and one root key.
 
 #include <cstdint>
@@ -10,7 +10,6 @@
 
 #include "kvfolio/block_pool.h"
 #include "kvfolio/manager.h"
-#include "manager/state.h"
 
 namespace kvfolio::explore {
 
@@ -21,7 +20,7 @@ struct FoundBlock {
   std::vector<std::int32_t> tokens;  // of the path, `end` of them
 };
 
-struct StateReader : kvfolio::StateReader {
+struct StateReader {
   // Open sequences are named by slot, upwards or (swap) downwards: which it is makes no difference
   // to the future. `out` is cleared. Costs a walk over everything.
   static void write(const KVCacheManager& manager, bool swap, std::vector<std::int32_t>& out);

@@ -45,11 +45,7 @@ constexpr std::array<std::uint64_t, 22> kDigests = {
 // Each has runs of every family, those of transfers apart.
 std::vector<int> seeds() {
   const bool all = std::getenv("KVFOLIO_DIGESTS") != nullptr;
-#ifdef KVFOLIO_MODEL_CHECK_C
-  if (!all) return {0, 20};
-#else
   if (!all) return {0, 1, 2, 3, 4, 20};
-#endif
   std::vector<int> of_all(kDigests.size());
   std::iota(of_all.begin(), of_all.end(), 0);
   return of_all;
@@ -91,11 +87,7 @@ TEST_P(Digest, TheSameCallsGiveTheSameAnswersAsBefore) {
       << "seed " << seed << ": some answer is another than before";
 }
 
-#ifdef KVFOLIO_MODEL_CHECK_C
-INSTANTIATE_TEST_SUITE_P(ThroughC, Digest, testing::ValuesIn(seeds()));
-#else
 INSTANTIATE_TEST_SUITE_P(Seeds, Digest, testing::ValuesIn(seeds()));
-#endif
 
 }  // namespace
 }  // namespace kvfolio::model_check

@@ -178,9 +178,7 @@ void draw_more(Config& config, std::uint64_t seed) {
   add_rewinds(config, seed);
   config.options.copies_by_host = seed % 3 == 0;
   Rng of_announcements(seed ^ 0xa220cull);
-#ifndef KVFOLIO_MODEL_CHECK_C
   config.announces = of_announcements.chance(75);
-#endif
   Rng of_shapes(seed ^ 0x5a9e5ull);
   config.shapes = of_shapes.chance(60);
   config.options.null_block = of_shapes.chance(40);
@@ -365,9 +363,9 @@ KVStorage Harness::lent_storage(fake_device::FakeDevice& device) const {
 
 Harness::Harness(const Config& config) : config_(config) {
   device_ = std::make_unique<fake_device::FakeDevice>(config.spec.groups, config.options.order);
-  Result<Manager> manager = config.host_copies
-                                ? Manager::create(lent_storage(*device_), config.options)
-                                : Manager::create(config.spec, config.options);
+  Result<KVCacheManager> manager =
+      config.host_copies ? KVCacheManager::create(lent_storage(*device_), config.options)
+                         : KVCacheManager::create(config.spec, config.options);
   KVFOLIO_REQUIRE(manager.has_value(),
                   "create: " + (manager.has_value() ? std::string() : manager.error().message()));
   manager_.emplace(std::move(*manager));
@@ -375,7 +373,7 @@ Harness::Harness(const Config& config) : config_(config) {
   other.id_tag = kTag + 1;
   other.prefix_cache = true;
   other.max_table_entries = 0;
-  Result<Manager> foreign = Manager::create(config.spec, other);
+  Result<KVCacheManager> foreign = KVCacheManager::create(config.spec, other);
   KVFOLIO_REQUIRE(foreign.has_value(), "create a second manager");
   foreign_.emplace(std::move(*foreign));
   const std::vector<std::int32_t> tokens = {0, 1};

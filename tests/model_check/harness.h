@@ -21,7 +21,6 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,17 +29,8 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/op_log.h"
 #include "model_check/model.h"
-#ifdef KVFOLIO_MODEL_CHECK_C
-#include "model_check/c_manager.h"
-#endif
 
 namespace kvfolio::model_check {
-
-#ifdef KVFOLIO_MODEL_CHECK_C
-using Manager = CManager;
-#else
-using Manager = KVCacheManager;
-#endif
 
 enum class Family {
   kFullAndWindow,  // full with block 4 and window 6 with block 2, in order
@@ -90,16 +80,6 @@ Config make_config(Family family, std::uint64_t seed);
 // stores and a tier between them.
 void draw_more(Config& config, std::uint64_t seed);
 std::string to_string(const Config& config);
-
-class CheckFailed : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-// The text is made on failure only.
-#define KVFOLIO_REQUIRE(condition, what)                               \
-  do {                                                                 \
-    if (!(condition)) throw ::kvfolio::model_check::CheckFailed(what); \
-  } while (false)
 
 // What a run has met, so that a green run shows it was not an idle one.
 struct Coverage {
@@ -182,11 +162,9 @@ class Harness {
   void run(std::uint64_t op_seed);
   // Closes everything and looks for what leaked.
   void drain();
-#ifndef KVFOLIO_MODEL_CHECK_C
   // The log of the first manager, before the first operation (op_log.h); null: no more.
   void record(OpLog* log) { manager_->record(log); }
   [[nodiscard]] Result<std::uint64_t> state_hash() const { return manager_->state_hash(); }
-#endif
 
   // The last call and its answer, with ids, plan arrays and tables: equal for equal calls.
   [[nodiscard]] const std::string& log() const { return log_; }
@@ -230,7 +208,7 @@ class Harness {
   };
   // The other side of the last copy_to(): nothing touches it, so nothing of it changes.
   struct Aside {
-    Manager manager;
+    KVCacheManager manager;
     std::unique_ptr<fake_device::FakeDevice> device;  // of its storage, if it has one
     bool quiet;                                       // no step is open or in flight
     std::vector<Prompt> prompts;                      // that facts_of() asked for
@@ -487,7 +465,7 @@ class Harness {
   [[nodiscard]] Aside make_target();
   void settle_pins(bool may_end, Rng& rng);
   void use_target(Rng& rng, Aside& target);
-  [[nodiscard]] std::vector<std::uint64_t> facts_of(Manager& manager,
+  [[nodiscard]] std::vector<std::uint64_t> facts_of(KVCacheManager& manager,
                                                     const fake_device::FakeDevice* device,
                                                     const std::vector<Prompt>& prompts) const;
   void check_aside();
@@ -634,10 +612,10 @@ class Harness {
   }
 
   Config config_;
-  std::optional<Manager> manager_;
-  std::optional<Manager> foreign_;  // another manager, another tag
-  std::optional<Manager> cold_;     // copies of the manager, from before an open()
-  std::optional<Manager> hot_;      // and from behind it
+  std::optional<KVCacheManager> manager_;
+  std::optional<KVCacheManager> foreign_;  // another manager, another tag
+  std::optional<KVCacheManager> cold_;     // copies of the manager, from before an open()
+  std::optional<KVCacheManager> hot_;      // and from behind it
   SequenceId foreign_sequence_;
   PinId foreign_pin_;
   Trie trie_;

@@ -11,7 +11,8 @@ namespace kvfolio::model_check {
 namespace {
 
 // Appends in the open step, or in one that begins now.
-Status append_now(Manager& manager, SequenceId sequence, std::span<const std::int32_t> tokens) {
+Status append_now(KVCacheManager& manager, SequenceId sequence,
+                  std::span<const std::int32_t> tokens) {
   const Result<Ticket> begun = manager.begin_step();
   if (!begun && manager.append(sequence, {}).code() != ErrorCode::kOk) return begun.error();
   return manager.append(sequence, tokens);
@@ -22,8 +23,8 @@ Status append_now(Manager& manager, SequenceId sequence, std::span<const std::in
 void Harness::make_twins() {
   // Copies of a manager with storage want quiet moments; there are enough families without.
   if (config_.host_copies || config_.options.prefix_cache == false) return;
-  for (std::optional<Manager>* twin : {&cold_, &hot_}) {
-    Result<Manager> made = Manager::create(config_.spec, config_.options);
+  for (std::optional<KVCacheManager>* twin : {&cold_, &hot_}) {
+    Result<KVCacheManager> made = KVCacheManager::create(config_.spec, config_.options);
     KVFOLIO_REQUIRE(made.has_value(), "create a twin");
     twin->emplace(std::move(*made));
   }

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -28,6 +29,16 @@ template <typename Container>
 int isize(const Container& container) {
   return static_cast<int>(container.size());
 }
+
+class CheckFailed : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The text is made on failure only.
+#define KVFOLIO_REQUIRE(condition, what)                               \
+  do {                                                                 \
+    if (!(condition)) throw ::kvfolio::model_check::CheckFailed(what); \
+  } while (false)
 
 // splitmix64.
 class Rng {

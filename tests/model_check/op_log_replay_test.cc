@@ -8,60 +8,26 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <iostream>
 
 #include "api/op_log_pieces.h"
 #include "kvfolio/op_replay.h"
-#include "model_check/harness.h"
+#include "model_check/recorded.h"
 
 namespace kvfolio::model_check {
 namespace {
 
 constexpr int kOpsPerRun = 600;
 
-class Memory final : public ByteSink, public ByteSource {
- public:
-  Status write(std::span<const std::byte> more) override {
-    bytes.insert(bytes.end(), more.begin(), more.end());
-    return {};
-  }
-  [[nodiscard]] std::int64_t size() const override {
-    return static_cast<std::int64_t>(bytes.size());
-  }
-  Status read_at(std::int64_t offset, std::span<std::byte> out) override {
-    std::memcpy(out.data(), bytes.data() + offset, out.size());
-    return {};
-  }
-  std::vector<std::byte> bytes;
-};
-
 std::uint64_t env(const char* name, std::uint64_t fallback) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? std::strtoull(value, nullptr, 0) : fallback;
 }
 
-// A run of the family, recorded. Returns the hash of the state it ends in.
-std::uint64_t record(Family family, std::uint64_t seed, int operations, Memory& log_bytes) {
+std::uint64_t record_family(Family family, std::uint64_t seed, int operations, LogBytes& log) {
   Config config = make_config(family, seed);
   config.drafts_ahead = true;
-  config.copies = false;  // the first manager stays the one that is called
-  Harness harness(config);
-  OpLog log(log_bytes);
-  harness.record(&log);
-  for (int op = 0; op < operations; ++op) {
-    harness.run(Rng(seed * 1000003 + static_cast<std::uint64_t>(op)).next());
-  }
-  // A load that is open has no hash; drain() ends them, and calls of every kind go on until then.
-  Result<std::uint64_t> hash = harness.state_hash();
-  if (!hash) {
-    harness.drain();
-    hash = harness.state_hash();
-  }
-  KVFOLIO_REQUIRE(hash.has_value(), hash ? "" : hash.error().message());
-  harness.record(nullptr);
-  KVFOLIO_REQUIRE(log.status().ok(), log.status().message());
-  return *hash;
+  return record(config, seed, operations, log);
 }
 
 class OpLogReplay : public testing::TestWithParam<int> {};
@@ -74,9 +40,9 @@ TEST_P(OpLogReplay, AnswersAlikeAndEndsInTheSameState) {
   std::size_t bytes = 0;
   double replaying = 0;
   for (std::int64_t left = operations; left > 0; left -= kOpsPerRun, ++seed) {
-    Memory log;
+    LogBytes log;
     const int now = static_cast<int>(std::min<std::int64_t>(left, kOpsPerRun));
-    const std::uint64_t live = record(family, seed, now, log);
+    const std::uint64_t live = record_family(family, seed, now, log);
     const auto start = std::chrono::steady_clock::now();
     Result<Replay> replay = replay_log(log);
     ASSERT_TRUE(replay) << replay.error().message();
@@ -109,10 +75,10 @@ INSTANTIATE_TEST_SUITE_P(Families, OpLogReplay, testing::Range(0, kNumFamilies),
                          });
 
 // Where each call begins among `calls`, by reading longer and longer beginnings of them.
-std::vector<std::size_t> begins_of_calls(const Memory& log, std::span<const std::byte> calls) {
+std::vector<std::size_t> begins_of_calls(const LogBytes& log, std::span<const std::byte> calls) {
   std::vector<std::size_t> begins = {0};
   for (std::size_t size = 1; size <= calls.size(); ++size) {
-    Memory head;
+    LogBytes head;
     head.bytes = op_log_pieces::log_of(log.bytes, calls.first(size));
     Result<OpLogReader> reader = OpLogReader::open(head);
     KVFOLIO_REQUIRE(reader.has_value(), reader ? "" : reader.error().message());
@@ -125,8 +91,8 @@ std::vector<std::size_t> begins_of_calls(const Memory& log, std::span<const std:
 }
 
 TEST(OpLogReplay, ALogWithOneCallDeletedNamesIt) {
-  Memory log;
-  record(Family::kFullAndWindow, 5, 60, log);
+  LogBytes log;
+  record_family(Family::kFullAndWindow, 5, 60, log);
   const op_log_pieces::Bytes calls = op_log_pieces::calls_of(log.bytes);
   const std::vector<std::size_t> begins = begins_of_calls(log, calls);
   ASSERT_GT(begins.size(), 20U);
@@ -134,7 +100,7 @@ TEST(OpLogReplay, ALogWithOneCallDeletedNamesIt) {
     op_log_pieces::Bytes others = calls;
     others.erase(others.begin() + static_cast<std::ptrdiff_t>(begins[call - 1]),
                  others.begin() + static_cast<std::ptrdiff_t>(begins[call]));
-    Memory less;
+    LogBytes less;
     less.bytes = op_log_pieces::log_of(log.bytes, others);
     const Result<Replay> replay = replay_log(less);
     ASSERT_TRUE(replay) << replay.error().message();

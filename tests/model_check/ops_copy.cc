@@ -17,8 +17,9 @@ Harness::Aside Harness::make_target() {
   if (config_.host_copies) {
     device = std::make_unique<FakeDevice>(config_.spec.groups, config_.options.order);
   }
-  Result<Manager> manager = device ? Manager::create(lent_storage(*device), config_.options)
-                                   : Manager::create(config_.spec, config_.options);
+  Result<KVCacheManager> manager =
+      device ? KVCacheManager::create(lent_storage(*device), config_.options)
+             : KVCacheManager::create(config_.spec, config_.options);
   KVFOLIO_REQUIRE(manager.has_value(), "create a target of copy_to");
   return {std::move(*manager), std::move(device), true, {}, {}, {}};
 }
@@ -42,7 +43,7 @@ void Harness::use_target(Rng& rng, Aside& target) {
 }
 
 // Whatever a caller can ask, and with a device the bytes of all blocks that are not free.
-std::vector<std::uint64_t> Harness::facts_of(Manager& manager, const FakeDevice* device,
+std::vector<std::uint64_t> Harness::facts_of(KVCacheManager& manager, const FakeDevice* device,
                                              const std::vector<Prompt>& prompts) const {
   std::vector<std::uint64_t> facts;
   const auto put = [&](auto value) { facts.push_back(static_cast<std::uint64_t>(value)); };

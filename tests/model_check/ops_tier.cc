@@ -10,12 +10,6 @@
 
 namespace kvfolio::model_check {
 
-#ifdef KVFOLIO_MODEL_CHECK_C
-// Only C++ runs against a tier: the calls are the same.
-void Harness::store(Rng&) {}
-void Harness::load_from_tier(Rng&) {}
-void Harness::end_store(const OpenHold&, Rng&) {}
-#else
 void Harness::store(Rng& rng) {
   std::vector<FindableBlock> found(static_cast<std::size_t>(rng.between(1, 16)));
   found.resize(static_cast<std::size_t>(manager_->take_findable(found)));
@@ -246,11 +240,9 @@ void Harness::bring(OpenLoad& load, int g, std::size_t i, Rng& rng) {
     arrival.good = arrival.good && memory[static_cast<std::size_t>(off)] == trie_.digest_of(node);
   }
 }
-#endif
 
 // Some blocks of it, in any order; some of them once more.
 void Harness::arrive_from_tier(OpenLoad& load, Rng& rng) {
-#ifndef KVFOLIO_MODEL_CHECK_C
   meet_device();
   for (int i = rng.between(1, 4); i > 0; --i) {
     const int g = rng.below(num_groups());
@@ -261,10 +253,6 @@ void Harness::arrive_from_tier(OpenLoad& load, Rng& rng) {
       bring(load, g, at, rng);
     }
   }
-#else
-  static_cast<void>(load);
-  static_cast<void>(rng);
-#endif
 }
 
 // In front of the first block that is not good, or that has not come.

@@ -10,6 +10,7 @@
 #include "arrays.h"
 #include "bridge.h"
 #include "kvfolio/tier_metrics.h"
+#include "manager_state.h"
 #include "offload_options.h"
 #include "open_options.h"
 

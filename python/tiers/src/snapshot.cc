@@ -11,6 +11,7 @@
 #include "fields.h"
 #include "identity.h"
 #include "kvfolio/byte_stream.h"
+#include "manager_state.h"
 #include "open_options.h"
 #include "tier_state.h"
 

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where build.rs looks for the library, and what it says of a directory that cannot be linked with.
+// kvfolio-cuda-sys has the same test of its own build.rs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+/// "libkvfolio_tiers", or that of the crate whose test this is.
+fn library() -> String {
+    format!("lib{}", env!("CARGO_PKG_NAME").trim_end_matches("-sys").replace('-', "_"))
+}
 
 /// build.rs as a program in this folder, which is told of no directory.
 fn compile(folder: &Path) -> Command {
@@ -59,11 +65,15 @@ fn error_is_not_empty_where_pkg_config_says_nothing() {
 #[test]
 fn static_library_alone_is_refused_before_the_link() {
     for (name, by_pkg_config) in [("static", false), ("static_pkg_config", true)] {
-        let output = run(name, &["libkvfolio_tiers.a", "libkvfolio.a"], by_pkg_config);
+        let library = library();
+        let files = [&format!("{library}.a"), "libkvfolio.a"];
+        let output = run(name, &files, by_pkg_config);
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{text}");
-        for part in ["libkvfolio_tiers.a only", "libkvfolio_tiers.so", "BUILD_SHARED_LIBS=ON"] {
-            assert!(text.contains(part), "{text}");
+        for part in
+            [format!("{library}.a only"), format!("{library}.so"), "BUILD_SHARED_LIBS=ON".into()]
+        {
+            assert!(text.contains(&part), "{text}");
         }
         assert!(output.stdout.windows(14).all(|line| line != b"rustc-link-lib"), "{output:?}");
     }
@@ -72,9 +82,11 @@ fn static_library_alone_is_refused_before_the_link() {
 #[test]
 fn directory_of_the_shared_library_is_linked_with() {
     for (name, by_pkg_config) in [("shared", false), ("shared_pkg_config", true)] {
-        let output = run(name, &["libkvfolio_tiers.so", "libkvfolio_tiers.a"], by_pkg_config);
+        let library = library();
+        let files = [&*format!("{library}.so"), &format!("{library}.a")];
+        let output = run(name, &files, by_pkg_config);
         assert!(output.status.success(), "{output:?}");
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.contains("cargo:rustc-link-lib=dylib=kvfolio_tiers"), "{text}");
+        assert!(text.contains(&format!("cargo:rustc-link-lib=dylib={}", &library[3..])), "{text}");
     }
 }

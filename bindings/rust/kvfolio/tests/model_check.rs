@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The random model check through the crate: KVFOLIO_MODEL_CHECK_RECORD names a program that makes
-// 10^4 operations through C, each checked against the naive model, and prints every call with its
-// answer (tests/model_check/record.h). They are repeated here, and every answer is the same. A step
+// 10^4 operations, each checked against the naive model, then their calls through C, and prints each
+// with its answer (tests/model_check/c_replay.h). They are repeated here, and every answer is the same. A step
 // is a Step here, so what no Rust program can say (an append without a step, a commit of another
 // ticket) is left out: C refused it.
 
