@@ -41,6 +41,7 @@ def parse(arguments):
 
     parser.add_argument("--hosts", type=some_of(HOSTS), default=list(HOSTS))
     parser.add_argument("--sizes", type=some_of(SIZES), default=list(SIZES))
+    parser.add_argument("--on", type=some_of(("disk", "redis")), default=["disk", "redis"])
     parser.add_argument("--sides", default="", help="only these beside ours, as fs,resp")
     parser.add_argument("--rounds", type=peers.at_least_one, help="7 unless --quick: then 2")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path(os.environ.get("TMPDIR", "/tmp")),
@@ -117,7 +118,7 @@ def measure_all(options):
         for medium, known in (("disk", module.DISK), ("redis", module.REDIS)):
             wanted = {name: peer for name, peer in known.items()
                       if name == "kvfolio" or not options.sides or name in options.sides.split(",")}
-            if len(wanted) < 2:
+            if len(wanted) < 2 or medium not in options.on:
                 continue
             server = None
             if medium == "redis":
