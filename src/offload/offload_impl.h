@@ -242,7 +242,7 @@ class Offload::Impl {
   std::vector<SequenceReady> ready_, ready_next_;
   OffloadCounters counters_;
   bool more_findable_ = true;
-  std::uint64_t released_ = 0;  // serials up to this one may be stored, if stores are held
+  std::uint64_t released_ = 0;         // serials up to this one may be stored, if stores are held
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
   std::vector<Storing> storing_;
   // What was loaded, until the manager lists it as findable: tiers have it.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang 0.5.23: our HiCache storage beside its file storage, by the calls of its cache controller over its host pool."""
 
+import functools
 import types
 
 import numpy as np
@@ -18,8 +19,9 @@ PAGE = 64  # tokens
 LAYOUT = "layer_first"  # SGLang's default
 
 
+@functools.cache
 def pool_of(record_bytes, count):
-    """Pages of bf16 with one head of 128 for each 32 layers, or fewer layers."""
+    """One for both sides (sides.rows() says why). Pages of bf16 with one head of 128 for each 32 layers, or fewer layers."""
     per_layer = 2 * PAGE * 128 * 2
     layers = min(32, record_bytes // per_layer)
     heads = record_bytes // (per_layer * layers)

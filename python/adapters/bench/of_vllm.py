@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM 0.33: its file tier and ours below one region of rows, by vLLM's factory and the calls of its manager."""
 
+import atexit
+import functools
 import os
 import types
 
@@ -34,17 +36,19 @@ def spec(record_bytes):
         enable_kv_cache_events=False, self_describing_kv_events=False))
 
 
+@functools.cache
+def region_of(record_bytes, count):
+    """vLLM's own, one for both sides (sides.rows() says why)."""
+    from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager
+
+    region = SharedOffloadRegion(f"kvfolio-bench-{os.getpid()}-{record_bytes}", count, None, record_bytes, record_bytes)
+    atexit.register(region.cleanup)
+    return CPUPrimaryTierOffloadingManager(num_chunks=count, mmap_region=region)
+
+
 class Side:
-    made = 0
-
     def __init__(self, options, folder, record_bytes, count, removes):
-        Side.made += 1
-        self.region = SharedOffloadRegion(f"kvfolio-bench-{os.getpid()}-{Side.made}", count, None, record_bytes,
-                                          record_bytes)
-        from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager
-
-        primary = CPUPrimaryTierOffloadingManager(num_chunks=count, mmap_region=self.region)
-        view = primary.get_kv_memoryview()
+        view = region_of(record_bytes, count).get_kv_memoryview()
         self.payloads = np.asarray(view).view(np.uint8)
         self.tier = SecondaryTierFactory.create_secondary_tier(options, view, spec(record_bytes))
         self.folder, self.removes = folder, removes
@@ -84,8 +88,6 @@ class Side:
 
     def close(self):
         self.tier.shutdown()
-        del self.payloads
-        self.region.cleanup()
 
 
 class Theirs:

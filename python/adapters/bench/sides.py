@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import mmap
 import os
@@ -19,8 +20,10 @@ def digest(name):
     return hashlib.sha256(name.to_bytes(8, "little")).digest()
 
 
+@functools.cache
 def rows(count, record_bytes):
-    """Memory that begins with a page and was touched, as arenas of hosts are."""
+    """Memory that begins with a page and was touched, as arenas of hosts are: one for all sides, since how scattered its
+    pages are decides how fast a disk reads into it."""
     memory = mmap.mmap(-1, count * record_bytes)
     array = np.frombuffer(memory, np.uint8).reshape(count, record_bytes)
     array.fill(1)

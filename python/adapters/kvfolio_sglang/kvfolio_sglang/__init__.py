@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import pathlib
+import queue
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import sglang
 from kvfolio import tiers
-from kvfolio_adapters import Options, Owner, check_version
+from kvfolio_adapters import Job, Options, Owner, check_version
 
 check_version("sglang", "0.5.23", sglang.__version__)
 
@@ -32,6 +33,8 @@ __version__ = "0.1.0"
 __all__ = ["KvfolioStorage"]
 
 logger = logging.getLogger(__name__)
+
+PART_BYTES = 8 << 20  # of pages that go to the tier together
 
 _KEY = re.compile("[0-9a-f]{64}")  # a SHA-256 of all tokens up to the end of the page, and of the salt
 # What a disk tier makes in its folder.
@@ -69,6 +72,10 @@ def _typed(data: Any, like: Any) -> Any:
     return torch.from_numpy(data).view(like.dtype)
 
 
+def _wait(end: queue.SimpleQueue[Job]) -> list[bool]:
+    return [result == "ok" for result in end.get().results]
+
+
 class _Pool:
     """A host pool, and the names of its pages."""
 
@@ -86,6 +93,21 @@ class _Pool:
     @property
     def page_size(self) -> int:
         return int(getattr(self.pool, "page_size", 1) or 1)
+
+    def parts(self, count: int) -> list[slice]:
+        """Of so many pages, which are moved together."""
+        each = max(1, PART_BYTES // max(1, self.page_bytes))
+        return [slice(at, min(at + each, count)) for at in range(0, count, each)]
+
+    def copy_page(self, place: int, into: Any) -> None:
+        """In one pass, where the pool can show a page as it lies."""
+        page = self.pool.get_data_page(place, flat=False)
+        if isinstance(page, np.ndarray):
+            into.view(page.dtype).reshape(page.shape)[...] = page
+        else:
+            import torch
+
+            torch.from_numpy(into).view(page.dtype).view(page.shape).copy_(page)
 
     def places(self, keys: Sequence[str], host_indices: Any) -> list[int] | None:
         """Where each page begins; None if there are not as many as keys."""
@@ -168,10 +190,14 @@ class KvfolioStorage(HiCacheStorage):
         if places is None:
             return [False] * len(keys)
         pages = self._staging(len(keys), of.page_bytes)
-        results = self._run("load", keys, pages, self._load_timeout, of)
-        for place, page, ok in zip(places, pages, results):
-            if ok:
-                of.pool.set_from_flat_data_page(place, _typed(page, of.like))
+        ends = [self._begin("load", keys[part], pages[part], self._load_timeout, of) for part in of.parts(len(keys))]
+        results: list[bool] = []
+        for part, end in zip(of.parts(len(keys)), ends):
+            found = _wait(end)
+            for place, page, ok in zip(places[part], pages[part], found):
+                if ok:
+                    of.pool.set_from_flat_data_page(place, _typed(page, of.like))
+            results += found
         return results
 
     def batch_set_v1(self, keys: list[str], host_indices: Any,
@@ -182,8 +208,13 @@ class KvfolioStorage(HiCacheStorage):
         places = of.places(keys, host_indices)
         if places is None:
             return [False] * len(keys)
-        pages = [_bytes_of(of.pool.get_data_page(place, flat=True)) for place in places]
-        return self._run("store", keys, pages, self._store_timeout, of)
+        pages = self._staging(len(keys), of.page_bytes)
+        ends = []
+        for part in of.parts(len(keys)):  # the tier works at one while the next is put together
+            for place, page in zip(places[part], pages[part]):
+                of.copy_page(place, page)
+            ends.append(self._begin("store", keys[part], pages[part], self._store_timeout, of))
+        return [ok for end in ends for ok in _wait(end)]
 
     # ---- pages of several pools: hybrid models, drafts, indexers ----
 
@@ -281,8 +312,13 @@ class KvfolioStorage(HiCacheStorage):
     def _run(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
              of: _Pool | None = None) -> list[bool]:
         """Of the pool kv, unless said otherwise."""
-        names = [self._name(key, of or self._pools.get("kv")) for key in keys]
-        return [result == "ok" for result in self._owner.run(op, names, buffers, timeout)]
+        return _wait(self._begin(op, keys, buffers, timeout, of or self._pools.get("kv")))
+
+    def _begin(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
+               of: _Pool | None) -> queue.SimpleQueue[Job]:
+        end: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._owner.begin(op, [self._name(key, of) for key in keys], buffers, timeout, end.put)
+        return end
 
     def _name(self, key: str, of: _Pool | None) -> bytes | None:
         """None, which ends as "refused", for what is no hash of a page."""
