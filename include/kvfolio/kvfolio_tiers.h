@@ -737,6 +737,8 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //    `kvfolio tier check` is this.
 //  - Offload::num_pending(): kvfolio_offload_poll() and kvfolio_offload_cancel() say how each ends,
 //    and the caller knows which ones it appended to or closed before.
+//  - Offload::release_stores() and OffloadOptions::hold_stores: for kvfolio.hf, which checks the
+//    weights of a model that it did not load.
 //  - Offload::tier(): the caller has the handles that it gave to kvfolio_offload_create().
 //  - RedisTier::nodes(): kvfolio_tier_describe() has a line for each; check_invariants(): for
 //    tests.

@@ -143,6 +143,10 @@ struct OffloadOptions {
   std::uint64_t epoch = 0;                   // NameEpochs::epoch; at most 2^63
   std::span<const RootEpoch> root_epochs{};  // NameEpochs::roots
   MemoryResource* resource = nullptr;        // of the arena; null: HostMemory
+  // A block that becomes findable waits in the cache until release_stores(), for a host that has
+  // yet to find out whether its bytes are what its name says. A block that is evicted before is not
+  // stored.
+  bool hold_stores = false;
   // Where the engine enqueues its steps, for a cache in memory that copies later: copies come
   // behind what is enqueued there (MemoryResource::submit()). Null: behind nothing, so not the
   // legacy stream of CUDA, which is torch's default and has to be named:
@@ -288,6 +292,11 @@ class Offload {
   //
   //   while (offload->drain(now_us()).any() && now_us() < deadline_us) sleep_for(1ms);
   KVFOLIO_API OffloadLeft drain(std::uint64_t now_us);
+
+  // With OffloadOptions::hold_stores: what is findable now may be stored; what becomes findable
+  // from here on waits for the next call. Looks at each block of the cache. left() and idle() do
+  // not count what waits for it. Nothing without that option.
+  KVFOLIO_API void release_stores();
 
   // As the manager's, and see above: `blocks` are those of the cache. Requests that are concerned
   // are ready at the next poll().

@@ -183,6 +183,17 @@ def test_asyncio_decodes_while_prompts_load(tmp_path):
             assert asyncio.run(engine(cache)) == [20, 0] * 4
 
 
+def test_what_is_held_is_stored_once_it_is_released(tmp_path):
+    manager = new_cache()
+    with disk_tier(tmp_path) as disk, \
+            tiers.Offload(manager, MODEL, arena_bytes=1 << 20, tiers=[disk], hold_stores=True) as cache:
+        serve(cache, manager, prompt(1))
+        assert not cache.drain(5) and disk.stats().stored == 0 and cache.idle
+        cache.release_stores()
+        serve(cache, manager, prompt(2))  # behind it
+        assert not cache.drain(5) and disk.stats().stored == 5
+
+
 def test_what_was_forgotten_stays_forgotten_in_the_next_process(tmp_path):
     alice, bob = kv.RootKey(tenant_salt=b"alice"), kv.RootKey(tenant_salt=b"bob")
     manager = new_cache()

@@ -378,6 +378,7 @@ Result<std::int32_t> Offload::cancel(SequenceId sequence) {
 bool Offload::idle() const noexcept { return asked("idle").idle(); }
 std::size_t Offload::num_pending() const noexcept { return impl_->num_pending(); }
 OffloadLeft Offload::drain(std::uint64_t now_us) { return asked("drain").drain(now_us); }
+void Offload::release_stores() { asked("release_stores").release_stores(); }
 Forgotten Offload::forget(const RootKey& root) { return asked("forget").forget(root); }
 Result<Forgotten> Offload::forget(std::span<const std::int32_t> tokens,
                                   const OpenOptions& options) {

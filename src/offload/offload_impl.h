@@ -65,6 +65,7 @@ class Offload::Impl {
     return requests_.size() + ready_next_.size();
   }
   OffloadLeft drain(std::uint64_t now_us);
+  void release_stores();
   Forgotten forget(const RootKey& root);
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options);
   Forgotten reset();
@@ -120,8 +121,12 @@ class Offload::Impl {
 
   // ---- offload_store.cc ----
   void store_findable(bool draining);
+  void note_held() noexcept;
   [[nodiscard]] bool has_room_to_drain() const;
   bool store_unnamed();
+  [[nodiscard]] bool is_held(const FindableBlock& block) const noexcept {
+    return options_.hold_stores && block.serial > released_;
+  }
   bool store_block(const FindableBlock& block, const BlockNames::Name& name);
   bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
@@ -237,6 +242,7 @@ class Offload::Impl {
   std::vector<SequenceReady> ready_, ready_next_;
   OffloadCounters counters_;
   bool more_findable_ = true;
+  std::uint64_t released_ = 0;         // serials up to this one may be stored, if stores are held
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
   std::vector<Storing> storing_;
   // What was loaded, until the manager lists it as findable: tiers have it.

@@ -38,7 +38,7 @@ void Offload::Impl::store_findable(bool draining) {
     if (draining && !has_room_to_drain()) return;
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;
     const auto wanted = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 1, 64));
-    if (!store_unnamed()) return;
+    if (!store_unnamed()) return note_held();
     const std::int32_t taken = manager_.take_findable(std::span(blocks).first(wanted));
     steps_.took(taken);
     for (const FindableBlock& block :
@@ -50,7 +50,7 @@ void Offload::Impl::store_findable(bool draining) {
         budget_ -= kLookBytes;
       }
     }
-    if (!store_unnamed()) return;
+    if (!store_unnamed()) return note_held();
     if (static_cast<std::size_t>(taken) < wanted) {
       // Steps in flight keep theirs in the list.
       more_findable_ = manager_.num_steps() > 0;
@@ -78,8 +78,26 @@ bool Offload::Impl::has_room_to_drain() const {
   return busy == 0 || (busy + 1) * largest_record_ <= stats.bytes;
 }
 
+// What is held is not waited for; steps in flight may bring more of it.
+void Offload::Impl::note_held() noexcept {
+  if (!unnamed_.empty() && is_held(unnamed_.front())) more_findable_ = manager_.num_steps() > 0;
+}
+
+// The newest entry is the largest serial, wherever its block lies.
+void Offload::Impl::release_stores() {
+  const auto& groups = manager_.spec().groups;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::int32_t block = 0; block < groups[g].num_blocks; ++block) {
+      const auto serial =
+          manager_.entry_serial(GroupId(static_cast<std::int32_t>(g)), BlockId(block));
+      if (serial) released_ = std::max(released_, *serial);
+    }
+  }
+  more_findable_ = true;
+}
+
 // Blocks that were taken from the manager's list; a long way to a name may take several polls.
-// False: there are more than this poll has steps for.
+// False: there are more than this poll has steps for, or the first of them is held.
 bool Offload::Impl::store_unnamed() {
   for (; !unnamed_.empty(); unnamed_.pop_front()) {
     if (!steps_.has_any() || !has_room_to_store()) return false;
@@ -87,6 +105,7 @@ bool Offload::Impl::store_unnamed() {
     // Another entry of the block has a place in the list of its own.
     const auto serial = manager_.entry_serial(block.group, block.block);
     if (!serial || *serial != block.serial) continue;
+    if (is_held(block)) return false;
     const std::int64_t before = names_.num_steps();
     const auto name = names_.name_within(steps_.left(), block.group, block.block);
     steps_.took(names_.num_steps() - before);

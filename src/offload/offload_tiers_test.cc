@@ -104,6 +104,38 @@ TEST(Offload, TheSecondUseGoesToATierThatAsksForThat) {
   EXPECT_EQ(tier.records.size(), 8u);
 }
 
+// The host finds out later whether the bytes are what their names say.
+TEST(Offload, WhatIsHeldIsStoredOnceItIsReleased) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  OffloadOptions options;
+  options.hold_stores = true;
+  const auto offload = offload_of(cache, tiers, 1 << 20, options);
+  cache.compute(prompt_of(1, 64));
+  run_to_the_end(*offload);
+  EXPECT_EQ(tier.records.size(), 0u);
+  EXPECT_EQ(offload->arena().records, 0);
+  EXPECT_TRUE(offload->idle());
+  EXPECT_FALSE(offload->drain(600'000'000).any());
+  EXPECT_EQ(tier.records.size(), 0u);
+
+  offload->release_stores();
+  EXPECT_FALSE(offload->idle());
+  cache.compute(prompt_of(2, 64));  // behind it
+  run_to_the_end(*offload, 700'000'000);
+  EXPECT_EQ(tier.records.size(), 8u);
+  EXPECT_TRUE(offload->idle());
+  EXPECT_TRUE(offload->check_invariants().ok());
+
+  evict_all(cache);  // what waits, too
+  offload->release_stores();
+  run_to_the_end(*offload, 800'000'000);
+  EXPECT_EQ(tier.records.size(), 8u);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), {}, 900'000'000).cached_tokens, 63);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(2, 64), {}, 900'000'000).cached_tokens, 0);
+}
+
 TEST(Offload, ComputesWhatWouldTakeLongerToLoad) {
   const auto records = left_by_a_first_process(prompt_of(1, 64));
   for (const bool fast : {false, true}) {

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk and a Redis for the adapters: their options, and their faults."""
 
+import contextlib
 import pathlib
 import socket
+import subprocess
+import time
 
 import pytest
 
@@ -66,3 +69,42 @@ class Redis:
 
     def stop(self):
         self.server.stop()
+
+
+class FullDisk(Disk):
+    """A file system of its own in memory with less room than one segment, so that the first store meets ENOSPC."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.options["segment_bytes"] = 4 << 20
+
+    def make_room(self):
+        subprocess.run(["mount", "-o", "remount,size=64m", str(self.folder.parent)], check=True)
+
+
+@contextlib.contextmanager
+def full_disk(folder):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("nothing may be mounted here")
+    try:
+        yield FullDisk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def check_full_disk(folder, opened, store, exists):
+    """What all three hosts see of it. opened(options) is a host, store(host, number) and exists(host, number) are its
+    calls, which return whether that went well."""
+    with full_disk(folder) as disk, opened(disk.options) as (host, owner):
+        for number in range(20):
+            assert not store(host, number) and not exists(host, number)
+        dropped = {name: count for name, count in owner.counters.items() if name.startswith("store ") and count}
+        assert sum(dropped.values()) == 20 and "store ok" not in dropped
+        assert owner.tier.stats().no_space > 0 and owner.tier.stats().records == 0
+        disk.make_room()
+        until = time.monotonic() + 60  # a tier that failed so often is passed over for a while
+        while not store(host, 99):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert exists(host, 99)

@@ -32,7 +32,8 @@ WANTED = {
         f"{LMCACHE}.l2_adapters.native_plugin_l2_adapter": ["NativePluginL2AdapterConfig"],
     },
     "sglang": {
-        f"{SGLANG}.hicache_storage": ["HiCacheStorage", "HiCacheStorageConfig", "HiCacheStorageExtraInfo"],
+        f"{SGLANG}.hicache_storage": ["HiCacheStorage", "HiCacheStorageConfig", "HiCacheStorageExtraInfo", "PoolHitPolicy", "PoolName",
+                                      "PoolTransfer", "PoolTransferResult"],
         f"{SGLANG}.pool_host.base": ["HostKVCache"],
     },
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvfolio_lmcache as LMCache's adapter for native clients drives it, and under that adapter where it is installed."""
 
+import contextlib
 import ctypes
 import hashlib
 import pathlib
@@ -218,6 +219,16 @@ print("went on", flush=True)
     assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["went on"]), ran.stdout + ran.stderr
 
 
+def test_a_full_disk_drops_stores_counts_them_and_goes_on(tmp_path):
+    @contextlib.contextmanager
+    def opened(options):
+        with Server(options) as server:
+            yield server, server.client._owner
+
+    media.check_full_disk(tmp_path, opened, lambda server, i: server.set([key(i)], chunks(1, i))[0],
+                          lambda server, i: server.exists([key(i)]) == [True])
+
+
 def test_a_dead_redis_costs_misses_within_the_timeout(tmp_path):
     redis = media.Redis(tmp_path)
     with Server(redis.options, store_timeout=1, load_timeout=1) as server:
@@ -228,6 +239,7 @@ def test_a_dead_redis_costs_misses_within_the_timeout(tmp_path):
         assert server.get([key(1)], chunks(1))[2] == [False]
         assert server.exists([key(1)]) == [False]
         assert time.monotonic() - begin < 10
+        assert sum(n for name, n in server.client.counters.items() if name[:6] == "store " and name != "store ok") == 1
 
 
 # ---- what is refused ----

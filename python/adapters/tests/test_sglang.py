@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvfolio_sglang as SGLang's cache controller drives it, over a pool of arrays, and over its own where that is installed."""
 
+import contextlib
 import hashlib
 import pathlib
 import signal
@@ -12,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from kvfolio_sglang import KvfolioStorage
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
 
 import hosts
 import media
@@ -279,6 +280,16 @@ print("went on", flush=True)
     assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["went on"]), ran.stdout + ran.stderr
 
 
+def test_a_full_disk_drops_stores_counts_them_and_goes_on(tmp_path):
+    @contextlib.contextmanager
+    def opened(options):
+        with Storage(options) as storage:
+            yield storage, storage.it._owner
+
+    media.check_full_disk(tmp_path, opened, lambda storage, i: storage.set([key(i)], i % 40) == [True],
+                          lambda storage, i: storage.it.exists(key(i)))
+
+
 def test_a_dead_redis_costs_misses_within_the_timeout(tmp_path):
     redis = media.Redis(tmp_path)
     with Storage(redis.options, store_timeout=1, load_timeout=1) as storage:
@@ -287,6 +298,7 @@ def test_a_dead_redis_costs_misses_within_the_timeout(tmp_path):
         begin = time.monotonic()
         assert storage.set([key(2)], 0) == storage.get([key(1)], 0) == [False]
         assert storage.it.batch_exists([key(1)]) == 0 and time.monotonic() - begin < 10
+        assert sum(n for name, n in storage.it.counters.items() if name[:6] == "store " and name != "store ok") == 1
 
 
 # ---- what is refused ----
@@ -326,11 +338,127 @@ def test_wrong_sizes_and_a_closed_storage_are_no_hit(disk):
     storage.it.close()
 
 
-def test_a_model_with_further_pools_is_refused_at_start(disk):
-    with Storage(disk.options) as storage:
-        storage.it.register_mem_host_pool_v2(storage.pool, "kv")
-        with pytest.raises(NotImplementedError, match="mamba"):
-            storage.it.register_mem_host_pool_v2(storage.pool, "mamba")
+# ---- several pools ----
+
+
+class States:
+    """A pool whose page is one state, as Mamba's."""
+
+    page_size = 1
+
+    def __init__(self, count=40):
+        self.buffer = np.zeros((count, 3000), np.uint8)
+
+    def get_data_page(self, index, flat=True):
+        return self.buffer[index]
+
+    def set_from_flat_data_page(self, index, data_page):
+        self.buffer[index] = data_page
+
+    def fill(self, seed):
+        self.buffer[:] = np.random.default_rng(seed).integers(0, 256, self.buffer.shape, np.uint8)
+        return self.buffer.copy()
+
+
+def hybrid(options, **said):
+    """A storage with a pool of states beside kv."""
+    storage = Storage(options, said=said)
+    storage.states = States()
+    storage.it.register_mem_host_pool_v2(storage.pool, PoolName.KV)
+    storage.it.register_mem_host_pool_v2(storage.states, PoolName.MAMBA)
+    return storage
+
+
+def transfer(name, keys, places, policy=PoolHitPolicy.TRAILING_PAGES):
+    return PoolTransfer(name=name, keys=keys, host_indices=np.array(places), hit_policy=policy)
+
+
+def test_pages_of_further_pools_come_back_beside_those_of_kv(medium):
+    with hybrid(medium.options) as storage:
+        storage.pool.fill(1)
+        wanted = storage.states.fill(2)
+        keys = [key(i) for i in range(4)]
+        assert all(storage.set(keys, *range(4)))
+        assert storage.it.batch_set_v2([transfer(PoolName.MAMBA, keys[3:], [5])]) == {PoolName.MAMBA: [True]}
+        storage.states.buffer[:] = 0
+        found = storage.it.batch_exists_v2(keys, [transfer(PoolName.MAMBA, keys[3:], [0])])
+        assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [4])
+        assert found.extra_pool_hit_pages == {"kv": 4, PoolName.MAMBA: 4}
+        got = storage.it.batch_get_v2([transfer(PoolName.MAMBA, [*keys[3:], key(9)], [7, 8])])
+        assert got == {PoolName.MAMBA: [True, False]}
+        assert (storage.states.buffer[7] == wanted[5]).all() and not storage.states.buffer[8].any()
+        assert storage.get(keys, 9, 8, 7, 6) == [True] * 4
+
+
+POLICIES = [
+    # pages of kv, of the other pool, its policy and window -> lengths that can be restored
+    ([0, 1, 2, 3], [1, 3], "TRAILING_PAGES", 1, [2, 4]), ([0, 1, 2], [3], "TRAILING_PAGES", 1, []),
+    ([0, 1, 2, 3], [1, 2], "TRAILING_PAGES", 2, [3]), ([0, 1, 2, 3], [0], "TRAILING_PAGES", 2, [1]),
+    ([0, 1, 2, 3], [0, 1, 3], "ALL_PAGES", 1, [1, 2]), ([], [0], "ALL_PAGES", 1, []),
+    ([0, 1], [0, 1], "BLOCK_GROUPS", 1, []),
+]
+
+
+@pytest.mark.parametrize("kv,others,policy,window,restorable", POLICIES)
+def test_a_prefix_ends_where_each_pool_has_what_its_policy_asks(disk, kv, others, policy, window, restorable):
+    with hybrid(disk.options) as storage:
+        assert all(storage.set([key(i) for i in kv], *kv))
+        assert all(storage.it.batch_set_v2([transfer(PoolName.MAMBA, [key(i) for i in others], others)])[PoolName.MAMBA])
+        keys = [key(i) for i in range(5)]
+        asked = transfer(PoolName.MAMBA, keys[-window:], [0] * window, PoolHitPolicy[policy])
+        found = storage.it.batch_exists_v2(keys, [asked])
+        assert found.restorable_prefix_pages == restorable
+        assert found.kv_hit_pages == (restorable[-1] if restorable else 0)
+        if hosts.released("sglang") and policy != "BLOCK_GROUPS":
+            assert found == as_sglangs_files(disk.folder.parent, storage, kv, others, keys, asked)
+
+
+def as_sglangs_files(folder, storage, kv, others, keys, asked):
+    """What its own file storage answers."""
+    import torch
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile
+
+    files = HiCacheFile(config({"file_storage_path": str(folder / "files")}))
+    for i in kv:
+        assert files.set(key(i), torch.zeros(8))
+    for i in others:
+        assert files.set(f"{key(i)}.mamba", torch.zeros(8))
+    return files.batch_exists_v2(keys, [asked])
+
+
+def test_pools_do_not_meet_and_a_flipped_state_does_not_reach_its_pool(disk):
+    with hybrid(disk.options) as storage:
+        storage.states.fill(3)
+        keys = [key(i) for i in range(4)]
+        assert storage.it.batch_set_v2([transfer(PoolName.MAMBA, keys, range(4))]) == {PoolName.MAMBA: [True] * 4}
+        assert storage.it.batch_exists(keys) == 0
+        payloads = [storage.states.buffer[i].tobytes() for i in range(4)]
+    assert disk.flip_all(payloads) == 4
+    with hybrid(disk.options) as storage:
+        assert storage.it.batch_get_v2([transfer(PoolName.MAMBA, keys, range(4))]) == {PoolName.MAMBA: [False] * 4}
+        assert not storage.states.buffer.any()
+
+
+def test_ranks_of_an_mla_model_share_kv_and_have_states_of_their_own(tmp_path):
+    redis = media.Redis(tmp_path)
+    said = {"is_mla_model": True, "tp_size": 2}
+    with hybrid(redis.options, **said) as first, hybrid(redis.options, **said, tp_rank=1) as second:
+        assert all(first.set([key(1)], 0))
+        assert first.it.batch_set_v2([transfer(PoolName.MAMBA, [key(1)], [0])]) == {PoolName.MAMBA: [True]}
+        assert second.it.batch_exists([key(1)]) == 1
+        assert second.it.batch_get_v2([transfer(PoolName.MAMBA, [key(1)], [0])]) == {PoolName.MAMBA: [False]}
+    redis.stop()
+
+
+def test_a_pool_that_is_not_known_and_indices_of_another_count_are_no_hit(disk):
+    with hybrid(disk.options) as storage:
+        assert storage.it.batch_set_v2([transfer(PoolName.SWA, [key(1)], [0])]) == {PoolName.SWA: [False]}
+        assert storage.it.batch_set_v2([transfer(PoolName.MAMBA, [key(1)], [0, 1])]) == {PoolName.MAMBA: [False]}
+        none = PoolTransfer(name=PoolName.MAMBA, keys=[key(1)])
+        assert storage.it.batch_get_v2([none]) == {PoolName.MAMBA: [False]}
+        assert all(storage.set([key(1)], 0))
+        assert storage.it.batch_exists_v2([key(1)], [transfer(PoolName.SWA, [key(1)], [0])]).kv_hit_pages == 0
+        assert storage.it.batch_exists_v2([key(1), key(2)]).kv_hit_pages == 1
 
 
 def test_another_sglang_is_refused_with_both_versions():

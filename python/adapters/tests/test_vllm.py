@@ -2,6 +2,7 @@
 """kvfolio_vllm as vLLM's tiering manager drives it: the cases of vLLM's tests of its own file tier, and the faults
 that that one does not see."""
 
+import contextlib
 import hashlib
 import mmap
 import pathlib
@@ -362,6 +363,20 @@ print("went on", flush=True)
     ran = subprocess.run([sys.executable, "-c", child, str(pathlib.Path(__file__).parent), str(tmp_path / "t")],
                          capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "went on\n"), ran.stdout + ran.stderr
+
+
+def test_a_full_disk_takes_stores_again_when_it_has_room(tmp_path):
+    @contextlib.contextmanager
+    def opened(options):
+        with Engine(options) as engine:
+            yield engine, engine.tier._owner
+
+    def exists(engine, i):
+        found = engine.lookup([key(i)], f"asks {i}") == [HIT]
+        engine.finish(f"asks {i}")
+        return found
+
+    media.check_full_disk(tmp_path, opened, lambda engine, i: engine.store([key(i)]).success, exists)
 
 
 def test_a_dead_redis_drops_stores_counts_them_and_goes_on(tmp_path):

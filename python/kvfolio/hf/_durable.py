@@ -26,7 +26,18 @@ import kvfolio
 
 from ._code import has_version, name_of_function, texts_of, version_of
 from ._layers import LayerKind
-from ._namespace import _NAMED, _NO_EFFECT, Fingerprint, Known, _devices, more_of, precisions, switches
+from ._namespace import (
+    _NAMED,
+    _NO_EFFECT,
+    Fingerprint,
+    Known,
+    _devices,
+    fingerprint,
+    known_of,
+    more_of,
+    precisions,
+    switches,
+)
 
 if TYPE_CHECKING:
     from kvfolio.tiers import ModelIdentity
@@ -35,6 +46,10 @@ if TYPE_CHECKING:
 _NOT_OF_KEYS = {*_NO_EFFECT, "transformers_version", "architectures", "torch_dtype", "dtype"}
 _POSITIONS = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor",
               "max_position_embeddings", "position_embedding_type")
+
+
+UNSEEN = ("the weights were written to in a way that leaves no trace, so it is not known which keys were computed with these: "
+          "compute the prompts again, in a new pool")
 
 
 class Names:
@@ -65,12 +80,22 @@ class Names:
 
     def check_weights(self, model: torch.nn.Module, made_of: Fingerprint) -> None:
         """A digest that was computed once is computed again: some writes leave no trace (docs/huggingface.md)."""
+        if not self.have_weights(model, made_of, {}):
+            raise RuntimeError(UNSEEN)
+
+    def have_weights(self, model: torch.nn.Module, made_of: Fingerprint, digests: dict[int, str]) -> bool:
+        """Whether the model has the weights now that its name says for when it was `made_of`; `digests`: of models by
+        id(), those that were computed before in this check."""
         said = str(self.identity(model, made_of).weights)
-        if made_of.digest != self._given_for and said != f"sha256:{weights_digest(model)}":
-            raise RuntimeError(
-                "the weights were written to in a way that leaves no trace, so it is not known which keys were computed "
-                "with these: compute the prompts again, in a new pool"
-            )
+        if made_of.digest == self._given_for:
+            return True
+        if id(model) not in digests:
+            digests[id(model)] = f"sha256:{weights_digest(model)}"
+        return said == digests[id(model)]
+
+    def is_given(self, made_of: Fingerprint) -> bool:
+        """The caller speaks for these weights, and nothing is computed of them."""
+        return made_of.digest == self._given_for
 
     def root(self, model: torch.nn.Module, made_of: Fingerprint) -> bytes:
         """What takes the place of the fingerprint in a root key."""
@@ -78,6 +103,38 @@ class Names:
         for field in sorted(vars(self.identity(model, made_of)).items()):
             digest.update(repr(field).encode())
         return digest.digest()
+
+
+class Unchecked:
+    """Models whose keys are not stored yet, as each was when its caches were made, until its weights were looked at
+    again. They are kept alive: what is not there can be named no more."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._states: dict[tuple[int, bytes], tuple[torch.nn.Module, Fingerprint, list[kvfolio.RootKey]]] = {}
+
+    def add(self, model: torch.nn.Module, made_of: Fingerprint, root: kvfolio.RootKey) -> None:
+        roots = self._states.setdefault((id(model), made_of.digest), (model, made_of, []))[2]
+        if root not in roots:
+            roots.append(root)
+
+    def costs_nothing(self) -> bool:
+        """No digest is to be computed."""
+        return all(self._names.is_given(made_of) for _, made_of, _ in self._states.values())
+
+    def check(self) -> list[kvfolio.RootKey]:
+        """Forgets them all. Returns the roots of what cannot be known any more, since the model was changed since: an
+        earlier write may have left no trace. RuntimeError for a model that such a write changed."""
+        states, self._states = self._states, {}
+        lost: list[kvfolio.RootKey] = []
+        digests: dict[int, str] = {}
+        for model, made_of, roots in states.values():
+            if self._names.have_weights(model, made_of, digests):
+                continue
+            if fingerprint(known_of(model, lasting=True)).digest == made_of.digest:
+                raise RuntimeError(UNSEEN)
+            lost += roots
+        return lost
 
 
 def tiers_module() -> Any:

@@ -29,7 +29,7 @@ import torch
 import kvfolio
 
 from . import _cuda
-from ._durable import Names, tiers_module
+from ._durable import Names, Unchecked, tiers_module
 from ._layers import LayerKind, layer_kinds
 from ._namespace import Fingerprint, fingerprint, known_of
 from ._plan import bytes_of, check_equal_layers, groups_for, layer_bytes
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
 
     from ._core import Core
+    from ._prompt import Namespace
 
 T = TypeVar("T")
 
@@ -167,6 +168,9 @@ class Pool:
         #: What restore() did.
         self.restored: RestoreStats | None = None
         self._offload: Offload | None = None
+        #: What was computed since the weights were looked at last: it waits for the next look. With tiers only.
+        self._unchecked: Unchecked | None = None
+        self._checked_blocks = 0  # that were published by then
         self._layer_in_group: dict[int, int] = {}
         if durable:
             self._lay_out(model, weights)
@@ -185,8 +189,11 @@ class Pool:
         #: The code of hooks that were seen acting; see _hooks.py.
         self.acting: set[Any] = set()
         if tiers:
+            assert self.names is not None
+            self._unchecked = Unchecked(self.names)
             self._offload = tiers_module().Offload(
-                self.manager, self._identity(), arena_bytes=bytes_of(arena), tiers=list(tiers), epochs=epochs)
+                self.manager, self._identity(), arena_bytes=bytes_of(arena), tiers=list(tiers), epochs=epochs,
+                hold_stores=True)
 
     def _lay_out(self, model: torch.nn.Module, weights: str | None) -> None:
         """All layers at once, as a file and a tier need it."""
@@ -314,33 +321,64 @@ class Pool:
         return pool
 
     def poll(self) -> None:
-        """Gives tiers what was computed. Every call of a cache does so; this is for a program that waits."""
+        """Gives tiers what was computed, once the weights are known to be those of before: their digest is computed again
+        if something is new. For a program that waits.
+
+        Raises RuntimeError, as close() does, for weights that were written to unseen.
+        """
         if self._offload is not None and not self._offload.closed:
             with self.locked():
+                if self._num_unchecked() > 0:
+                    self._check_weights(self._offload)
                 self._offload.poll()
 
     def close(self, timeout: float = 5.0) -> OffloadLeft | None:
         """Gives tiers what they do not have yet, for at most ``timeout`` seconds, and says what is left. The pool
         goes on without them. Nothing without tiers.
 
-        The digest of the weights is computed again for that, unless the model is gone. Raises RuntimeError, as save()
-        does, for weights that were written to unseen: then tiers get nothing more, and this pool finds nothing
-        of before. Tiers keep what they have: empty them.
+        The digest of the weights is computed again for that, of each model that computed something new. Raises
+        RuntimeError, as save() does, for weights that were written to unseen: then tiers get nothing more, and this
+        pool finds nothing of before.
         """
         if self._offload is None or self._offload.closed:
             return None
-        if self._model() is not None:
-            try:
-                names, model, made_of = self._named_model()
-                names.check_weights(model, made_of)
-            except Exception:
-                with self.locked():
-                    self._offload.reset()
-                    self._offload.close(0.0)
-                raise
         with self.locked():
+            self._check_weights(self._offload)
             left: OffloadLeft = self._offload.close(timeout)
         return left
+
+    def _num_unchecked(self) -> int:
+        """Blocks that wait for a look at the weights, and those that were evicted before it came."""
+        return int(self.manager.counters.blocks_published) - self._checked_blocks
+
+    def _check_weights(self, offload: Offload) -> None:
+        """Lets go what was computed with the weights that the names say. Under the lock."""
+        assert self._unchecked is not None
+        try:
+            for root in self._unchecked.check():
+                offload.forget(root=root)
+        except Exception:
+            offload.reset()
+            offload.close(0.0)
+            raise
+        # These may compute more.
+        for reference in list(self._cores.values()):
+            if (core := reference()) is not None:
+                self._note(core.namespace)
+        self._checked_blocks = int(self.manager.counters.blocks_published)
+        offload.release_stores()
+
+    def _look_at_weights(self, offload: Offload) -> None:
+        """Before what waits is a quarter of the blocks, some of which may be evicted then."""
+        assert self._unchecked is not None
+        new = self._num_unchecked()
+        if new > 0 and (4 * new >= self.num_blocks or self._unchecked.costs_nothing()):
+            self._check_weights(offload)
+
+    def _note(self, namespace: Namespace) -> None:
+        model = None if namespace.model is None else namespace.model()
+        if self._unchecked is not None and model is not None and namespace.made_of is not None:
+            self._unchecked.add(model, namespace.made_of, namespace.root)
 
     @property
     def offload(self) -> Offload | None:
@@ -400,7 +438,9 @@ class Pool:
         """Runs a change of a cache under the lock."""
         with self.locked():
             if self._inside is None and self._offload is not None and not self._offload.closed:
-                self._offload.poll()  # in front: what it raises finds nothing done, and its caller told
+                # In front: what it raises finds nothing done, and its caller told.
+                self._look_at_weights(self._offload)
+                self._offload.poll()
             before, self._inside = self._inside, core
             try:
                 result = act()
@@ -415,6 +455,8 @@ class Pool:
         """Returns a number for remove()."""
         number = next(self._numbers)
         self._look_for_gone()
+        if self._offload is not None and not self._offload.closed:
+            self._note(core.namespace)
         self._cores[number] = weakref.ref(core)
         return number
 

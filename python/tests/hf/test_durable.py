@@ -702,8 +702,89 @@ def test_weights_that_were_written_to_unseen_give_a_tier_no_more(tmp_path):
         with pytest.raises(RuntimeError, match="leaves no trace"):
             pool.close()
         assert pool.offload.closed
+        assert disk.stats().stored == 0  # and none before
         assert hits(model, pool, ids) == 0  # nor does the pool itself find it
         assert pool.close() is None
+
+
+def polled(pool, times=50):
+    """As forwards and waiting programs do, without a look at the weights."""
+    for _ in range(times):
+        with pool.locked():
+            pool.offload.poll()
+
+
+def test_nothing_reaches_a_tier_before_its_weights_were_looked_at_again(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        warm(model, pool, ids)
+        polled(pool)
+        assert (disk.stats().stored, pool.offload.counters().stores) == (0, 0)
+        pool.poll()
+        assert pool.offload.drain(5) == (False, 0, 0, 0) and disk.stats().stored == 2
+        warm(model, pool, models.prompt(40, 1))
+        polled(pool)
+        assert disk.stats().stored == 2
+        model.get_decoder().layers[1].mlp.up_proj.weight.data.view(-1)[1::2].mul_(1.5)
+        with pytest.raises(RuntimeError, match="leaves no trace"):
+            pool.poll()
+        assert pool.offload.closed and disk.stats().stored == 2
+
+
+def test_a_quarter_of_the_blocks_waits_for_no_close(tmp_path):
+    """A process that is killed has lost no more, and what is stored has room to wait."""
+    model = made("llama")
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        for seed in range(12):
+            warm(model, pool, models.prompt(40, seed))
+        polled(pool)
+        assert 16 <= disk.stats().stored < 24
+        model.get_decoder().layers[1].mlp.up_proj.weight.data.view(-1)[1::2].mul_(1.5)
+        with pytest.raises(RuntimeError, match="leaves no trace"):
+            for seed in range(12, 24):
+                warm(model, pool, models.prompt(40, seed))
+        assert disk.stats().stored < 24 and pool.offload.closed
+
+
+def test_weights_that_the_caller_names_are_not_waited_for(tmp_path):
+    model = made("llama")
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk], weights="revision 7")
+        warm(model, pool, models.prompt(40))
+        warm(model, pool, models.prompt(40, 1))
+        polled(pool)
+        assert disk.stats().stored >= 2
+
+
+def test_what_a_changed_model_computed_before_is_not_stored(tmp_path):
+    """An earlier write may have left no trace, and it is too late to look."""
+    model, ids = made("llama"), models.prompt(40)
+    weight = model.get_decoder().layers[1].mlp.up_proj.weight
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        weight.data.view(-1)[1::2].mul_(1.5)  # unseen
+        warm(model, pool, ids)
+        with torch.no_grad():
+            weight.mul_(2)
+        warm(model, pool, models.prompt(40, 1))
+        assert not pool.close()
+        assert disk.stats().stored == 2  # of the model as it is now
+
+
+def test_each_model_of_a_pool_is_looked_at(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        twin = copy.deepcopy(model)
+        warm(twin, pool, ids)
+        twin.get_decoder().layers[1].mlp.up_proj.weight.data.view(-1)[1::2].mul_(1.5)
+        del twin  # the pool has it
+        gc.collect()
+        with pytest.raises(RuntimeError, match="leaves no trace"):
+            pool.close()
+        assert disk.stats().stored == 0
 
 
 def test_a_pool_whose_model_is_gone_is_closed(tmp_path):
@@ -744,20 +825,23 @@ def test_what_a_tier_raises_leaves_the_cache_as_it_was(tmp_path):
                 return real.poll()
 
         pool._offload = Interrupted()
+        ends = []
         for left in range(1, 20):
             with hf.PagedCache(model, pool) as cache:
-                before = left
+                before, whole = left, True
                 try:
                     model(ids[:, :8], past_key_values=cache)
                 except KeyboardInterrupt:
-                    pass
+                    whole = False
+                ends.append(whole)
                 at = cache.get_seq_length()
-                assert at in (0, 8)
+                assert at == (8 if whole else 0)  # who is told of an interrupt finds nothing done
                 assert len(cache.token_ids[0] if at else ()) == at
                 left = 0
                 logits = logits_behind(model, cache, ids, at)
                 assert torch.equal(logits, in_two_parts(model, ids, at))
             left = before
         left = 0
+        assert ends.count(False) >= 2  # in front of each change of a forward
         assert pool.num_held == 0
         pool.close()

@@ -273,7 +273,8 @@ void add_life(nb::class_<OffloadObject>& c) {
        "__init__",
        [](OffloadObject* self, nb::handle manager, nb::handle model, Int arena_bytes,
           nb::handle tiers, Int bytes_per_poll, double timeout, double copy_timeout,
-          double load_bytes_per_s, double prefill_tokens_per_s, nb::handle epochs) {
+          double load_bytes_per_s, double prefill_tokens_per_s, nb::handle epochs,
+          bool hold_stores) {
          new (self) OffloadObject(manager, model, tiers, epochs, [&](OffloadOptions& options) {
            options.arena_bytes = arena_bytes.value;
            options.bytes_per_poll = bytes_per_poll.value;
@@ -281,22 +282,26 @@ void add_life(nb::class_<OffloadObject>& c) {
            options.copy_timeout_us = us_of(copy_timeout, "copy_timeout");
            options.load_bytes_per_s = load_bytes_per_s;
            options.prefill_tokens_per_s = prefill_tokens_per_s;
+           options.hold_stores = hold_stores;
          });
        },
        "manager"_a, "model"_a, nb::kw_only(), "arena_bytes"_a, "tiers"_a = nb::make_tuple(),
        "bytes_per_poll"_a = Int{std::int64_t{16} << 20}, "timeout"_a = 0.05, "copy_timeout"_a = 2.0,
        "load_bytes_per_s"_a = 0.0, "prefill_tokens_per_s"_a = 0.0, "epochs"_a = nb::none(),
+       "hold_stores"_a = false,
        nb::sig("def __init__(self, manager: kvfolio.Manager, model: "
                "kvfolio_tiers._types.ModelIdentity, *, arena_bytes: int, "
                "tiers: collections.abc.Sequence[Tier | kvfolio_tiers._types.OffloadTier] = (), "
                "bytes_per_poll: int = 16777216, timeout: float = 0.05, "
                "copy_timeout: float = 2.0, load_bytes_per_s: float = 0.0, "
                "prefill_tokens_per_s: float = 0.0, "
-               "epochs: kvfolio_tiers._types.NameEpochs | None = None) -> None"),
+               "epochs: kvfolio_tiers._types.NameEpochs | None = None, "
+               "hold_stores: bool = False) -> None"),
        "The manager has a Storage and list_findable=True. tiers: the cheapest first, at most 8; "
        "from now on only the Offload submits to them. timeout: seconds that a prompt waits for "
        "them. load_bytes_per_s and prefill_tokens_per_s: a prompt is loaded only if that is "
-       "faster than computing it; 0: always. epochs: what epochs() of the last process gave.")
+       "faster than computing it; 0: always. epochs: what epochs() of the last process gave. "
+       "hold_stores: nothing is stored before release_stores().")
       .def(
           "close",
           [](OffloadObject& offload, double timeout) {
@@ -367,7 +372,18 @@ void add_loads(nb::class_<OffloadObject>& c) {
           "timeout"_a = 0.0,
           nb::sig("def drain(self, timeout: float = 0.0) -> kvfolio_tiers._types.OffloadLeft"),
           "Before an end: cancels what is pending and stores all that is to be stored, for at most "
-          "`timeout` seconds. Says what is left; `blocks` stays true while a step is in flight.");
+          "`timeout` seconds. Says what is left; `blocks` stays true while a step is in flight.")
+      .def(
+          "release_stores",
+          [](OffloadObject& offload) {
+            offload.call([](Offload& o) {
+              o.release_stores();
+              return true;
+            });
+          },
+          nb::sig("def release_stores(self) -> None"),
+          "With hold_stores=True: what can be found now may be stored; what can be from here on "
+          "waits for the next call, and is not stored if it is evicted before.");
 }
 
 void add_names(nb::class_<OffloadObject>& c) {

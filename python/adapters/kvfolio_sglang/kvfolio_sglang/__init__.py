@@ -11,27 +11,30 @@ import logging
 import mmap
 import os
 import pathlib
+import queue
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sglang
 from kvfolio import tiers
-from kvfolio_adapters import Options, Owner, check_version
+from kvfolio_adapters import Job, Options, Owner, check_version
 
 check_version("sglang", "0.5.23", sglang.__version__)
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage  # noqa: E402
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult  # noqa: E402
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo, PoolTransfer
 
 __version__ = "0.1.0"
 __all__ = ["KvfolioStorage"]
 
 logger = logging.getLogger(__name__)
+
+PART_BYTES = 8 << 20  # of pages that go to the tier together
 
 _KEY = re.compile("[0-9a-f]{64}")  # a SHA-256 of all tokens up to the end of the page, and of the salt
 # What a disk tier makes in its folder.
@@ -40,8 +43,15 @@ _FILES = re.compile("lock|manifest.*|segment-[0-9a-f]+.*")
 _POOL_FIELDS = ("dtype", "layout", "page_size", "layer_num", "target_layer_num", "head_num", "head_dim", "v_head_dim",
                 "head_group_num", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim", "start_layer", "end_layer",
                 "storage_format_tag", "dcp_size")
+# Each rank has other bytes of these, also where it shares those of an MLA model's kv, and writes its own.
+_OF_EACH_RANK = ("mamba",)
 # Of 'dynamic' itself.
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
+
+
+def _word(name: Any) -> str:
+    """Of a PoolName, or a text."""
+    return str(getattr(name, "value", name))
 
 
 def _bytes_of(page: Any) -> Any:
@@ -62,6 +72,53 @@ def _typed(data: Any, like: Any) -> Any:
     return torch.from_numpy(data).view(like.dtype)
 
 
+def _wait(end: queue.SimpleQueue[Job]) -> list[bool]:
+    return [result == "ok" for result in end.get().results]
+
+
+class _Pool:
+    """A host pool, and the names of its pages."""
+
+    def __init__(self, pool: Any, name: str, fields: dict[str, Any], layout: dict[str, Any]) -> None:
+        self.pool = pool
+        # A copy of a page, by which pages are made; a pool without such has no pages for us.
+        self.like = pool.get_data_page(0, flat=True)
+        self.page_bytes = _bytes_of(self.like).nbytes
+        said = {field: getattr(pool, field, None) for field in _POOL_FIELDS}
+        said |= {"class": type(pool).__name__, "page_bytes": self.page_bytes}
+        if name != "kv":
+            said["pool"] = name
+        self.names = tiers.ForeignIdentity(layout=Options.layout({**layout, "pool": said}), **fields)
+
+    @property
+    def page_size(self) -> int:
+        return int(getattr(self.pool, "page_size", 1) or 1)
+
+    def parts(self, count: int) -> list[slice]:
+        """Of so many pages, which are moved together."""
+        each = max(1, PART_BYTES // max(1, self.page_bytes))
+        return [slice(at, min(at + each, count)) for at in range(0, count, each)]
+
+    def copy_page(self, place: int, into: Any) -> None:
+        """In one pass, where the pool can show a page as it lies."""
+        page = self.pool.get_data_page(place, flat=False)
+        if isinstance(page, np.ndarray):
+            into.view(page.dtype).reshape(page.shape)[...] = page
+        else:
+            import torch
+
+            torch.from_numpy(into).view(page.dtype).view(page.shape).copy_(page)
+
+    def places(self, keys: Sequence[str], host_indices: Any) -> list[int] | None:
+        """Where each page begins; None if there are not as many as keys."""
+        size = self.page_size
+        found = 0 if host_indices is None else len(host_indices)
+        if found != len(keys) * size:
+            logger.error("kvfolio_sglang: %d keys have %d indices, wanted: %d", len(keys), found, len(keys) * size)
+            return None
+        return [int(index) for index in host_indices[::size]]
+
+
 class KvfolioStorage(HiCacheStorage):
     """Called on SGLang's prefetch and backup threads, where it may wait; an answer is at most a timeout away."""
 
@@ -73,6 +130,7 @@ class KvfolioStorage(HiCacheStorage):
             "model": options.text("model") or config.model_name or options.required("model"),
             "model_dtype": options.required("model_dtype"), "hash": "sha256 of pages", "hash_seed": "none"}
         # Ranks that hold the same bytes of an MLA model read what the first of them wrote.
+        self._tp_rank = config.tp_rank
         rank = None if config.is_mla_model else config.tp_rank
         self._layout = {
             "kv_dtype": options.required("kv_dtype"), "layout": options.required("layout"), "salt": options.text("salt"),
@@ -89,7 +147,7 @@ class KvfolioStorage(HiCacheStorage):
         self._epoch = b""
         self._lock = threading.Lock()
         self._owner = self._open()
-        self._names: tiers.ForeignIdentity | None = None
+        self._pools: dict[str, _Pool] = {}  # by name; kv is the one of register_mem_pool_host()
         self._local = threading.local()
         logger.info("kvfolio_sglang: %s", self._owner.tier.describe())
 
@@ -104,21 +162,18 @@ class KvfolioStorage(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
         self.mem_pool_host = mem_pool_host
-        # A copy of a page, by which pages are made; a pool without such has no pages for us.
-        self._like = mem_pool_host.get_data_page(0, flat=True)
-        self._page_bytes = _bytes_of(self._like).nbytes
-        pool = {name: getattr(mem_pool_host, name, None) for name in _POOL_FIELDS}
-        pool |= {"class": type(mem_pool_host).__name__, "page_bytes": self._page_bytes}
-        layout = Options.layout({**self._layout, "pool": pool})
-        self._names = tiers.ForeignIdentity(layout=layout, **self._fields)
-        logger.info("kvfolio_sglang: names: %s", self._names.fields)
+        self._add_pool("kv", mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """A hybrid or draft model has further pools, whose pages would have to be found together with these."""
-        if str(getattr(host_pool_name, "value", host_pool_name)) != "kv":
-            raise NotImplementedError(f"kvfolio_sglang keeps the pool 'kv' alone, and this model has "
-                                      f"'{host_pool_name}', too: interface v2 is not here yet")
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._add_pool(_word(host_pool_name), host_pool)
+
+    def _add_pool(self, name: str, pool: Any) -> None:
+        layout = dict(self._layout)
+        if name in _OF_EACH_RANK:
+            layout["tp"] = [self._tp_rank, layout["tp"][1]]
+        self._pools[name] = _Pool(pool, name, self._fields, layout)
+        logger.info("kvfolio_sglang: names of the pool %s: %s", name, self._pools[name].names.fields)
 
     # ---- pages of the pool ----
 
@@ -128,23 +183,83 @@ class KvfolioStorage(HiCacheStorage):
 
     def batch_get_v1(self, keys: list[str], host_indices: Any,
                      extra_info: HiCacheStorageExtraInfo | None = None) -> list[bool]:
-        places = self._places(keys, host_indices)
+        return self._get(self._pools["kv"], keys, host_indices)
+
+    def _get(self, of: _Pool, keys: Sequence[str], host_indices: Any) -> list[bool]:
+        places = of.places(keys, host_indices)
         if places is None:
             return [False] * len(keys)
-        pages = self._staging(len(keys))
-        results = self._run("load", keys, pages, self._load_timeout)
-        for place, page, ok in zip(places, pages, results):
-            if ok:
-                self.mem_pool_host.set_from_flat_data_page(place, _typed(page, self._like))
+        pages = self._staging(len(keys), of.page_bytes)
+        ends = [self._begin("load", keys[part], pages[part], self._load_timeout, of) for part in of.parts(len(keys))]
+        results: list[bool] = []
+        for part, end in zip(of.parts(len(keys)), ends):
+            found = _wait(end)
+            for place, page, ok in zip(places[part], pages[part], found):
+                if ok:
+                    of.pool.set_from_flat_data_page(place, _typed(page, of.like))
+            results += found
         return results
 
     def batch_set_v1(self, keys: list[str], host_indices: Any,
                      extra_info: HiCacheStorageExtraInfo | None = None) -> list[bool]:
-        places = self._places(keys, host_indices)
+        return self._set(self._pools["kv"], keys, host_indices)
+
+    def _set(self, of: _Pool, keys: Sequence[str], host_indices: Any) -> list[bool]:
+        places = of.places(keys, host_indices)
         if places is None:
             return [False] * len(keys)
-        pages = [_bytes_of(self.mem_pool_host.get_data_page(place, flat=True)) for place in places]
-        return self._run("store", keys, pages, self._store_timeout)
+        pages = self._staging(len(keys), of.page_bytes)
+        ends = []
+        for part in of.parts(len(keys)):  # the tier works at one while the next is put together
+            for place, page in zip(places[part], pages[part]):
+                of.copy_page(place, page)
+            ends.append(self._begin("store", keys[part], pages[part], self._store_timeout, of))
+        return [ok for end in ends for ok in _wait(end)]
+
+    # ---- pages of several pools: hybrid models, drafts, indexers ----
+
+    def batch_exists_v2(self, keys: list[str], pool_transfers: list[PoolTransfer] | None = None,
+                        extra_info: HiCacheStorageExtraInfo | None = None) -> PoolTransferResult:
+        """The longest prefix that all pools have as they need it, each by its policy."""
+        there = self._run("exists", keys, None, self._load_timeout)
+        kv_pages = next((at for at, ok in enumerate(there) if not ok), len(keys))
+        hits: dict[Any, int] = {"kv": kv_pages} if kv_pages else {}
+        restorable = list(range(1, kv_pages + 1))
+        for transfer in pool_transfers or ():
+            if not restorable:
+                break
+            allowed = self._restorable(transfer, keys[:kv_pages])
+            if allowed:
+                hits[transfer.name] = max(allowed)
+            restorable = [pages for pages in restorable if pages in allowed]
+        return PoolTransferResult(restorable[-1] if restorable else 0, hits, restorable)
+
+    def _restorable(self, transfer: PoolTransfer, keys: list[str]) -> set[int]:
+        """Lengths of the prefix, in pages, for which this pool has what it needs."""
+        of = self._pools.get(_word(transfer.name))
+        if of is None or transfer.hit_policy not in (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES):
+            logger.error("kvfolio_sglang: the pool %s is not known here, or its policy %s is not", transfer.name,
+                         transfer.hit_policy)
+            return set()
+        there = self._run("exists", keys, None, self._load_timeout, of)
+        if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+            end = next((at for at, ok in enumerate(there) if not ok), len(keys))
+            return set(range(1, end + 1))
+        window = max(1, len(transfer.keys or ()))
+        return {end for end in range(1, len(keys) + 1) if all(there[max(0, end - window):end])}
+
+    def batch_get_v2(self, transfers: list[PoolTransfer],
+                     extra_info: HiCacheStorageExtraInfo | None = None) -> dict[Any, list[bool]]:
+        return {transfer.name: self._moved(self._get, transfer) for transfer in transfers}
+
+    def batch_set_v2(self, transfers: list[PoolTransfer],
+                     extra_info: HiCacheStorageExtraInfo | None = None) -> dict[Any, list[bool]]:
+        return {transfer.name: self._moved(self._set, transfer) for transfer in transfers}
+
+    def _moved(self, move: Callable[[_Pool, Sequence[str], Any], list[bool]], transfer: PoolTransfer) -> list[bool]:
+        keys = list(transfer.keys or ())
+        of = self._pools.get(_word(transfer.name))
+        return [False] * len(keys) if of is None else move(of, keys, transfer.host_indices)
 
     # ---- pages by themselves: the interface before v1 ----
 
@@ -194,29 +309,27 @@ class KvfolioStorage(HiCacheStorage):
         with self._lock:
             self._owner.close()
 
-    def _run(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float) -> list[bool]:
-        names = [self._name(key) for key in keys]
-        return [result == "ok" for result in self._owner.run(op, names, buffers, timeout)]
+    def _run(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
+             of: _Pool | None = None) -> list[bool]:
+        """Of the pool kv, unless said otherwise."""
+        return _wait(self._begin(op, keys, buffers, timeout, of or self._pools.get("kv")))
 
-    def _name(self, key: str) -> bytes | None:
+    def _begin(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
+               of: _Pool | None) -> queue.SimpleQueue[Job]:
+        end: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._owner.begin(op, [self._name(key, of) for key in keys], buffers, timeout, end.put)
+        return end
+
+    def _name(self, key: str, of: _Pool | None) -> bytes | None:
         """None, which ends as "refused", for what is no hash of a page."""
-        if self._names is None or not _KEY.fullmatch(key):
+        if of is None or not _KEY.fullmatch(key):
             return None
-        return self._names.key(bytes.fromhex(key), salt=self._epoch)
+        return of.names.key(bytes.fromhex(key), salt=self._epoch)
 
-    def _places(self, keys: Sequence[str], host_indices: Any) -> list[int] | None:
-        """Where each page begins; None if there are not as many as keys."""
-        size = self.mem_pool_host.page_size
-        if len(host_indices) != len(keys) * size:
-            logger.error("kvfolio_sglang: %d keys have %d indices, wanted: %d", len(keys), len(host_indices),
-                         len(keys) * size)
-            return None
-        return [int(index) for index in host_indices[::size]]
-
-    def _staging(self, count: int) -> list[Any]:
+    def _staging(self, count: int, page_bytes: int) -> list[Any]:
         """Pages of this thread, aligned so that a disk reads into them without a copy."""
-        stride = -(-self._page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        stride = -(-page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = getattr(self._local, "memory", None)
         if memory is None or memory.size < count * stride:
             memory = self._local.memory = np.frombuffer(mmap.mmap(-1, max(1, count) * stride), np.uint8)
-        return [memory[at * stride:at * stride + self._page_bytes] for at in range(count)]
+        return [memory[at * stride:at * stride + page_bytes] for at in range(count)]
