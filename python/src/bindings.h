@@ -30,6 +30,7 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
+#include "op_log.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -228,6 +229,7 @@ struct ManagerState {
   const IdTag tag;
   // A kvfolio.cuda.Storage whose memory the storage of the manager lies in; it ends after that.
   const std::shared_ptr<PyObject> device_storage;
+  std::unique_ptr<OpLogFile> log;  // that the manager records into; changes inside of call() only
   KVCacheManager manager;
   Ticket open{};                          // the open step; changes inside of call() only
   bool has_offload = false;               // one of kvfolio_tiers stands over it; under the GIL
@@ -286,6 +288,7 @@ void add_manager(nb::module_& m);
 void add_sequences(nb::class_<Manager>& c);
 void add_room(nb::class_<Manager>& c);
 void add_questions(nb::class_<Manager>& c);
+void add_op_log(nb::class_<Manager>& c);
 void add_step(nb::module_& m);
 void add_steps_of_manager(nb::class_<Manager>& c);
 void add_plan(nb::module_& m);
