@@ -23,7 +23,11 @@ void record(const Manager& manager, nb::handle path, bool flush_each_call) {
   std::unique_ptr<OpLogFile> next;
   if (!path.is_none()) {
     PyObject* bytes = nullptr;
-    if (PyUnicode_FSConverter(path.ptr(), &bytes) == 0) throw nb::python_error();
+    if (PyUnicode_FSConverter(path.ptr(), &bytes) == 0) {
+      if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
+      PyErr_Clear();
+      raise_wanted(path, "path", "a str, bytes, an os.PathLike or None");
+    }
     const auto name = nb::steal<nb::bytes>(bytes);
     next = take(OpLogFile::create(std::string(name.c_str(), name.size()), flush_each_call));
   }
