@@ -157,6 +157,7 @@ void add_manager(nb::module_& m) {
   add_steps_of_manager(c);
   add_room(c);
   add_questions(c);
+  add_op_log(c);
 }
 
 }  // namespace kvfolio::python

@@ -14,6 +14,7 @@
 #include "bindings.h"
 #include "id_tags.h"
 #include "kvfolio/manager.h"
+#include "op_log.h"
 
 namespace kvfolio::python {
 
@@ -46,6 +47,7 @@ struct ManagerState {
   const IdTag tag;
   // A kvfolio.cuda.Storage whose memory the storage of the manager lies in; it ends after that.
   const std::shared_ptr<PyObject> device_storage;
+  std::unique_ptr<OpLogFile> log;  // that the manager records into; changes inside of call() only
   KVCacheManager manager;
   Ticket open{};                          // the open step; changes inside of call() only
   bool has_offload = false;               // one of kvfolio_tiers stands over it; under the GIL
@@ -89,6 +91,7 @@ class Manager {
 void add_sequences(nb::class_<Manager>& c);
 void add_room(nb::class_<Manager>& c);
 void add_questions(nb::class_<Manager>& c);
+void add_op_log(nb::class_<Manager>& c);
 void add_steps_of_manager(nb::class_<Manager>& c);
 
 }  // namespace kvfolio::python

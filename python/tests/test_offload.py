@@ -30,6 +30,11 @@ def disk_tier(folder):
     return tiers.DiskTier(folder / "disk", bytes=8 << 20, segment_bytes=1 << 20)
 
 
+def over(manager, disk):
+    """An Offload that waits for a disk as long as a busy machine takes."""
+    return tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk], timeout=5.0)
+
+
 def test_what_was_evicted_comes_back_from_host_memory():
     """Nine prompts through a pool that holds five: the first is gone from it, and comes back whole."""
     manager = new_cache()
@@ -47,12 +52,12 @@ def test_what_was_evicted_comes_back_from_host_memory():
 
 def test_a_run_that_ends_leaves_its_prompts_to_the_next_one(tmp_path):
     manager = new_cache()
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         for seed in range(9):
             serve(cache, manager, prompt(seed))
     assert cache.closed and disk.closed
     manager = new_cache(num_blocks=16)  # another pool
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         for seed in range(9):
             assert serve(cache, manager, prompt(seed)) == (20, "loaded")
         counters = cache.tier_counters(0)
@@ -62,7 +67,7 @@ def test_a_run_that_ends_leaves_its_prompts_to_the_next_one(tmp_path):
 
 def test_the_keys_of_an_identity_are_those_an_offload_stores_under(tmp_path):
     manager = new_cache()
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         serve(cache, manager, prompt(1), root=kv.RootKey(tenant_salt=b"alice"))
     names = tiers.Identity(MODEL, groups())
     assert names.unit == BLOCK and ("weights", "sha256:1") in names.fields
@@ -79,7 +84,7 @@ def test_the_keys_of_an_identity_are_those_an_offload_stores_under(tmp_path):
 
 def test_another_model_layout_or_tenant_finds_nothing(tmp_path):
     manager = new_cache()
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         serve(cache, manager, prompt(1))
     for field in ("model", "weights", "tokenizer", "model_dtype", "positions", "engine"):
         other = dataclasses.replace(MODEL, **{field: "another"})
@@ -87,7 +92,7 @@ def test_another_model_layout_or_tenant_finds_nothing(tmp_path):
         with disk_tier(tmp_path) as disk, tiers.Offload(manager, other, arena_bytes=ARENA, tiers=[disk]) as cache:
             assert serve(cache, manager, prompt(1))[0] == 0, field
     manager = new_cache()
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         assert serve(cache, manager, prompt(1), root=kv.RootKey(tenant_salt=b"bob"))[0] == 0
         assert serve(cache, manager, prompt(1))[0] == 20
     for field in ("model", "weights", "tokenizer", "model_dtype", "positions", "engine"):
@@ -97,7 +102,7 @@ def test_another_model_layout_or_tenant_finds_nothing(tmp_path):
 
 def test_damaged_files_cost_their_tokens_and_never_bring_other_bytes(tmp_path):
     manager = new_cache()
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         for seed in range(9):
             serve(cache, manager, prompt(seed))
     rng = np.random.default_rng(4)
@@ -107,7 +112,7 @@ def test_damaged_files_cost_their_tokens_and_never_bring_other_bytes(tmp_path):
             content[int(at)] ^= 1 << int(rng.integers(8))
         path.write_bytes(content)
     manager, found = new_cache(), 0
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         for seed in range(9):
             found += serve(cache, manager, prompt(seed))[0]  # checks every byte
         assert cache.counters().tier_corrupt + sum(
@@ -137,7 +142,7 @@ def test_two_engines_share_prefixes_through_redis(tmp_path):
 def test_asyncio_decodes_while_prompts_load(tmp_path):
     """Prompts arrive together; each goes on when its blocks are there, and all have the right bytes."""
     manager = new_cache(num_blocks=64)
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         for seed in range(0, 8, 2):  # half of them were seen
             serve(cache, manager, prompt(seed))
     manager = new_cache(num_blocks=64)
@@ -197,7 +202,7 @@ def test_what_is_held_is_stored_once_it_is_released(tmp_path):
 def test_what_was_forgotten_stays_forgotten_in_the_next_process(tmp_path):
     alice, bob = kv.RootKey(tenant_salt=b"alice"), kv.RootKey(tenant_salt=b"bob")
     manager = new_cache()
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         serve(cache, manager, prompt(1), root=alice)
         serve(cache, manager, prompt(1), root=bob)
         cache.drain(1)
@@ -216,7 +221,7 @@ def test_what_was_forgotten_stays_forgotten_in_the_next_process(tmp_path):
 
 def test_a_request_can_be_given_up(tmp_path):
     manager = new_cache()
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         opened = cache.open(prompt(1))
         assert opened.pending and not cache.idle
         assert cache.cancel(opened.sequence) == 0
@@ -366,7 +371,7 @@ def test_an_open_that_is_interrupted_leaves_no_sequence(deaf, monkeypatch):
 def test_what_does_not_fit_together_is_refused(tmp_path):
     manager = new_cache()
     with disk_tier(tmp_path) as disk:
-        with tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+        with over(manager, disk) as cache:
             for error, text, call in [
                     (kv.FailedPrecondition, "another Offload stands over this manager",
                      lambda: tiers.Offload(manager, MODEL, arena_bytes=ARENA)),
@@ -402,7 +407,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         ]:
             with pytest.raises(error, match=text):
                 call()
-        with tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:  # all of them are free
+        with over(manager, disk) as cache:  # all of them are free
             assert serve(cache, manager, prompt(1))[0] == 0
         disk.submit("store", [bytes(72)], [b"abc"])
         with pytest.raises(kv.FailedPrecondition, match="1 items in flight"):
@@ -457,7 +462,7 @@ def test_a_manager_of_another_build_is_refused_before_it_is_touched():
 def test_a_tier_that_is_closed_under_an_offload_costs_misses(tmp_path):
     manager = new_cache()
     disk = disk_tier(tmp_path)
-    with tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with over(manager, disk) as cache:
         serve(cache, manager, prompt(1))
         cache.drain(1)
         disk.close()
@@ -528,7 +533,7 @@ def test_threads_serve_poll_and_ask_in_200_rounds(tmp_path):
     turn, failures, stop = threading.Lock(), [], threading.Event()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    with disk_tier(tmp_path) as disk, tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[disk]) as cache:
+    with disk_tier(tmp_path) as disk, over(manager, disk) as cache:
         ready, arrived = {}, threading.Condition()
 
         def guarded(body, *args):

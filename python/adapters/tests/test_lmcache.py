@@ -4,6 +4,7 @@
 import contextlib
 import ctypes
 import hashlib
+import json
 import pathlib
 import select
 import signal
@@ -137,19 +138,19 @@ def test_an_empty_batch_ends(medium):
 
 
 CHILD = """
-import signal, sys
+import json, signal, sys
 sys.path.insert(0, sys.argv[1])
 import conftest
 from test_lmcache import *
-server = Server({"directory": sys.argv[2], "bytes": 64 << 20, "segment_bytes": 8 << 20})
+server = Server(json.loads(sys.argv[2]))
 assert server.set([key(i) for i in range(8)], chunks(8, 4))[0]
 print("stored", flush=True)
 signal.pause()
 """
 
 
-def test_what_a_killed_process_had_set_is_there_for_the_next(disk):
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(pathlib.Path(__file__).parent), str(disk.folder)],
+def test_what_a_killed_process_had_set_is_there_for_the_next(medium):
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(pathlib.Path(__file__).parent), json.dumps(medium.options)],
                              stdout=subprocess.PIPE, text=True)
     for line in child.stdout:
         if line == "stored\n":
@@ -157,7 +158,7 @@ def test_what_a_killed_process_had_set_is_there_for_the_next(disk):
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    with Server(disk.options) as server:
+    with Server(medium.options) as server:
         keys, back = [key(i) for i in range(8)], chunks(8)
         assert server.exists(keys) == [True] * 8
         assert server.get(keys, back)[0] and same(back, chunks(8, 4))

@@ -2,9 +2,14 @@
 """The owner of a tier, over one that does what a test says."""
 
 import os
+import pathlib
+import signal
+import subprocess
+import sys
 import threading
 import time
 
+import kvfolio as kv
 import pytest
 from kvfolio import tiers
 from kvfolio_adapters import Owner
@@ -160,3 +165,142 @@ def test_closing_ends_what_waits_and_what_is_in_flight(tier):
     owner.close(0.1)
     assert [job.results for job in ended] == [["closed"] * 3] * 3
     assert owner.run("exists", keys(1), None, 1) == ["closed"]
+
+
+@pytest.mark.parametrize("buffer", [None, 7, memoryview(b"x")], ids=["none", "number", "released"])
+def test_a_buffer_that_is_none_fails_its_job_and_stops_no_other(disk, buffer):
+    if isinstance(buffer, memoryview):
+        buffer.release()
+    owner = Owner(tiers.DiskTier(disk.folder, bytes=16 << 20, segment_bytes=8 << 20), "test")
+    for op in ("store", "load"):
+        assert owner.run(op, keys(2), [bytearray(5), buffer], 5) == ["refused"] * 2
+    assert owner.run("store", keys(1), [b"abc"], 5) == ["ok"]
+    owner.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_what_a_tier_raises_fails_the_job_and_no_other(tier, owner, monkeypatch, error):
+    def submit(*args, **options):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier, "submit", submit)
+        assert owner.run("load", keys(2), [bytearray(1)] * 2, 60) == ["refused"] * 2
+    ended = []
+    owner.begin("load", keys(1), [bytearray(1)], 60, ended.append)
+    until(lambda: tier.given)
+    tier.end()
+    until(lambda: ended)
+    assert ended[0].ok
+
+
+class Slow(Tier):
+    """Closing it takes a while, and says at first that it is not over."""
+
+    def __init__(self):
+        super().__init__(room=4)
+        self.calls, self.over = 0, threading.Event()
+
+    def close(self, timeout):
+        self.calls += 1
+        if not self.over.wait(0.05):
+            raise kv.TimedOut("busy")
+        super().close(timeout)
+
+
+def test_every_thread_that_closes_waits_for_the_end():
+    """The engine unmaps its memory then. And the descriptor is closed once: its number may be another's by now."""
+    tier = Slow()
+    owner = Owner(tier, "test")
+    owner.begin("store", keys(1), [bytearray(1)], 60, lambda _: None)
+    seen, failures = [], []
+
+    def close():
+        try:
+            owner.close(0)
+            seen.append(tier.closed)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    until(lambda: tier.calls > 2)
+    assert not seen
+    tier.over.set()
+    for thread in threads:
+        thread.join(30)
+    assert seen == [True] * 4 and not failures
+
+
+def test_a_close_that_was_interrupted_can_be_called_again(monkeypatch):
+    tier = Slow()
+    owner = Owner(tier, "test")
+
+    def interrupted(timeout):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            owner.close(0)
+    assert not tier.closed and not owner._closed
+    tier.over.set()
+    owner.close(0)
+    assert tier.closed and not owner._thread.is_alive()
+
+
+def test_ctrl_c_in_a_wait_arrives_when_the_tier_has_let_go_of_the_memory(tier, owner):
+    """Else the caller could use it for something else while a load still fills it."""
+    ended = []
+
+    def end():
+        until(lambda: tier.given)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.2)
+        ended.append(len(tier.given))
+        tier.end()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        owner.run("load", keys(1), [bytearray(1)], 60)
+    assert ended == [1] and not tier.given
+    thread.join()
+
+
+def test_a_child_of_fork_is_answered_at_once_and_touches_nothing(disk):
+    """It has no owner's thread, and another thread may have had a lock."""
+    owner = Owner(tiers.DiskTier(disk.folder, bytes=16 << 20, segment_bytes=8 << 20), "test")
+    assert owner.run("store", keys(1), [b"abc"], 5) == ["ok"]
+    with owner._changed:
+        child = os.fork()
+        if child == 0:
+            said = owner.run("load", keys(1), [bytearray(3)], 60)
+            owner.begin("exists", keys(1), None, 60, lambda job: said.extend(job.results))
+            fine = owner.drain() and said == ["closed"] * 2
+            owner.close()
+            os._exit(7 if fine else 1)
+    begin = time.monotonic()
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() - begin > 20:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(ended[1]) == 7
+    back = bytearray(3)
+    assert owner.run("load", keys(1), [back], 5) == ["ok"] and back == b"abc"
+    owner.close()
+
+
+def test_a_program_that_never_closes_ends_with_its_own_code(disk):
+    code = ("import sys; sys.path[:0] = sys.argv[1:3]\n"
+            "from kvfolio import tiers\n"
+            "from kvfolio_adapters import Owner\n"
+            "owner = Owner(tiers.DiskTier(sys.argv[3], bytes=64 << 20, segment_bytes=8 << 20), 'test')\n"
+            "for n in range(200): owner.begin('store', [n.to_bytes(8, 'big') * 9], [bytes(100000)], 60, lambda job: None)\n"
+            "sys.exit(3)\n")
+    here = pathlib.Path(__file__).parent
+    for _ in range(3):
+        ran = subprocess.run([sys.executable, "-c", code, here, here.parent / "kvfolio_adapters", disk.folder],
+                             capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (3, "", "")

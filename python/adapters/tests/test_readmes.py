@@ -74,6 +74,11 @@ def test_secrets_come_from_files(name, tmp_path):
     (tmp_path / "key").write_text("no digits")
     with pytest.raises(ValueError, match="record_key_file' names a file without 64 hexadecimal digits"):
         make({**given, "record_key_file": str(tmp_path / "key")})
+    for field in ("record_key_file", "password_file"):  # such as one of a volume that is not mounted
+        (tmp_path / "key").write_text("\n" + "00ff" * 16)
+        servers = {"servers": "127.0.0.1:1"} if field == "password_file" else {}
+        with pytest.raises(ValueError, match=f"'{field}' names .*key, whose first line is empty"):
+            make({**given, **servers, field: str(tmp_path / "key")})
     with pytest.raises(ValueError, match="'password' is not known"):
         make({**given, "password": "x"})
 

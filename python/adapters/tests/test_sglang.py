@@ -3,6 +3,7 @@
 
 import contextlib
 import hashlib
+import json
 import pathlib
 import signal
 import subprocess
@@ -150,11 +151,11 @@ def test_prefetch_and_backup_run_at_the_same_time(medium):
 
 
 CHILD = """
-import signal, sys
+import json, signal, sys
 sys.path.insert(0, sys.argv[1])
 import conftest
 from test_sglang import *
-storage = Storage({"directory": sys.argv[2], "bytes": 64 << 20, "segment_bytes": 8 << 20})
+storage = Storage(json.loads(sys.argv[2]))
 storage.pool.fill(5)
 assert all(storage.set([key(i) for i in range(8)], *range(8)))
 print("stored", flush=True)
@@ -162,8 +163,8 @@ signal.pause()
 """
 
 
-def test_what_a_killed_process_had_stored_is_hit_by_the_next(disk):
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(pathlib.Path(__file__).parent), str(disk.folder)],
+def test_what_a_killed_process_had_stored_is_hit_by_the_next(medium):
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(pathlib.Path(__file__).parent), json.dumps(medium.options)],
                              stdout=subprocess.PIPE, text=True)
     for line in child.stdout:
         if line == "stored\n":
@@ -171,7 +172,7 @@ def test_what_a_killed_process_had_stored_is_hit_by_the_next(disk):
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    with Storage(disk.options) as storage:
+    with Storage(medium.options) as storage:
         wanted = Pool().fill(5)
         keys = [key(i) for i in range(8)]
         assert storage.it.batch_exists(keys) == 8 and all(storage.get(keys, *range(8)))

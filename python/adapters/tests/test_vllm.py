@@ -4,6 +4,7 @@ that that one does not see."""
 
 import contextlib
 import hashlib
+import json
 import mmap
 import pathlib
 import signal
@@ -206,6 +207,22 @@ def test_shutdown_ends_every_job_and_is_taken_twice(disk):
     assert engine.lookup([key(1000)]) == [MISS]
 
 
+def test_a_tier_that_was_shut_down_keeps_no_memory_of_vllms_mapped(disk):
+    """vLLM unmaps its rows then; one view of them would keep all of it."""
+    memory = mmap.mmap(-1, 4 * ROW)
+    view = memoryview(np.frombuffer(memory, np.int8).reshape(4, ROW))
+    tier = KvfolioTier(spec(), view, "KvfolioTier", **IDENTITY, **disk.options)
+    for op in ("store", "load"):
+        getattr(tier, f"submit_{op}")(TransferJob(job_id=op, keys=[key(1), key(2)], is_promotion=op == "load",
+                                                  req_context=ReqContext("r"), chunk_ids=np.array([0, 1], np.int32)))
+    with pytest.raises(BufferError):
+        memory.close()
+    tier.shutdown()
+    view.release()
+    memory.close()
+    assert len(list(tier.get_finished_jobs())) == 2
+
+
 def test_answers_are_forgotten_with_the_last_request_that_asked(disk):
     with Engine(disk.options) as engine:
         assert engine.lookup([key(1)], "a") == engine.lookup([key(1)], "b") == [MISS]
@@ -226,11 +243,11 @@ def test_answers_are_forgotten_with_the_last_request_that_asked(disk):
 # ---- faults ----
 
 CHILD = """
-import os, signal, sys
+import json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import conftest
 from test_vllm import *
-engine = Engine({"directory": sys.argv[2], "bytes": 64 << 20, "segment_bytes": 8 << 20})
+engine = Engine(json.loads(sys.argv[2]))
 fill(engine.rows, 7)
 assert engine.store([key(i) for i in range(8)]).success
 print("stored", flush=True)
@@ -238,14 +255,14 @@ signal.pause()
 """
 
 
-def test_what_a_killed_process_had_stored_is_hit_by_the_next(disk):
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(pathlib.Path(__file__).parent), str(disk.folder)],
+def test_what_a_killed_process_had_stored_is_hit_by_the_next(medium):
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(pathlib.Path(__file__).parent), json.dumps(medium.options)],
                              stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "stored\n"
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    with Engine(disk.options) as engine:
+    with Engine(medium.options) as engine:
         wanted = fill(engine.rows, 7)
         engine.rows[:] = 0
         keys = [key(i) for i in range(8)]

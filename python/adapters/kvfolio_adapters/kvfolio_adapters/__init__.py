@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import pathlib
-import queue
 import select
 import threading
 import time
@@ -38,7 +37,7 @@ _MEANINGS = {
     "directory": "a folder of a local disk, or give 'servers' for Redis",
     "bytes": "how much of the disk may be used",
     "models": "an object: for each model that is served, by its name, a digest or revision of its weights",
-    "weights": "a digest or revision of the weights, adapters included",
+    "weights": "a digest or revision of the weights, adapters included, and of what changes what they compute",
     "model_dtype": "the type that the model computes with, such as bfloat16",
     "kv_dtype": "the element type of keys and values, such as bfloat16 or fp8_e4m3",
     "hash": "the algorithm of the engine's block hashes",
@@ -103,7 +102,12 @@ class Options:
     def _secret(self, field: str) -> str:
         """The first line of a file: engines write their options into logs, so none is a secret itself."""
         path = self.text(field)
-        return pathlib.Path(path).read_text(encoding="utf-8").split("\n", maxsplit=1)[0].strip() if path else ""
+        if not path:
+            return ""
+        secret = pathlib.Path(path).read_text(encoding="utf-8").split("\n", maxsplit=1)[0].strip()
+        if not secret:  # as of a volume that is not mounted: records would be neither sealed nor refused
+            raise self.refusal(field, f"names {path}, whose first line is empty")
+        return secret
 
     def tier(self, subfolder: str = "") -> Medium:
         """The tier, and nothing may be left after it."""
@@ -143,12 +147,21 @@ class Options:
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
 
 
+def _size(buffer: Any) -> int:
+    """Its bytes, or 0: what is no memory the tier refuses."""
+    try:
+        return memoryview(buffer).nbytes
+    except (TypeError, ValueError, BufferError):
+        return 0
+
+
 class Job:
     """A batch. `results` has one for each key, in order, once it has ended: those of Done, or "refused"."""
 
     def __init__(self, op: Op, keys: Sequence[bytes | None], buffers: Sequence[Any] | None, timeout: float,
                  done: Callable[[Job], None]) -> None:
         self.op, self.keys, self.buffers, self.done = op, keys, buffers, done
+        self.sizes = [_size(buffer) for buffer in buffers or ()] if op == "store" else []
         self.results: list[str] = ["refused"] * len(keys)
         self.begun = time.monotonic()
         self.seconds = 0.0
@@ -161,15 +174,13 @@ class Job:
     def ok(self) -> bool:
         return all(result == "ok" for result in self.results)
 
-    def size(self, at: int) -> int:
-        return 0 if self.buffers is None else memoryview(self.buffers[at]).nbytes
-
 
 class Owner:
     """The thread that alone submits to a tier and polls it.
 
     Any thread may begin a job; that never waits. Each job ends exactly once, on this thread, at the latest a moment
-    after its deadline. Loads go before stores, and of stores at most STORE_BYTES are in flight.
+    after its deadline. Loads go before stores, and of stores at most STORE_BYTES are in flight. The child of a fork has
+    no such thread: all is closed there.
     """
 
     STORE_BYTES = 64 << 20
@@ -181,6 +192,9 @@ class Owner:
         #: How many keys ended how: "store ok", "load corrupt".
         self.counters: collections.Counter[str] = collections.Counter()
         self._name = name
+        self._process = os.getpid()
+        self._closes = threading.RLock()  # who closes; others wait for the end of it
+        self._closed = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._changed = threading.Condition()
         self._new: list[Job] = []
@@ -205,6 +219,10 @@ class Owner:
             self._warn(f"a {op} of {len(keys)} keys has {len(buffers or ())} buffers")
             keys = [None] * len(keys)
         job = Job(op, keys, buffers, timeout, done)
+        if os.getpid() != self._process:  # where a lock may be held for ever
+            job.results = ["closed"] * len(keys)
+            done(job)
+            return
         with self._changed:
             self._open += 1
             if not self._closing:
@@ -215,35 +233,55 @@ class Owner:
         self._finish(job)
 
     def run(self, op: Op, keys: Sequence[bytes | None], buffers: Sequence[Any] | None, timeout: float) -> list[str]:
-        """begin(), and waits for its end."""
-        ended: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self.begin(op, keys, buffers, timeout, ended.put)
-        return ended.get().results
+        """begin(), and waits for its end, even if it is interrupted: until then the tier has the buffers."""
+        jobs: list[Job] = []
+        ended = threading.Event()
+
+        def done(job: Job) -> None:
+            jobs.append(job)
+            ended.set()
+
+        self.begin(op, keys, buffers, timeout, done)
+        try:
+            ended.wait()
+        except BaseException:
+            ended.wait()
+            raise
+        return jobs[0].results
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every job has ended: the last deadline says how long that takes at most."""
+        if os.getpid() != self._process:
+            return True
         with self._changed:
             return self._changed.wait_for(lambda: self._open == 0, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Takes no more jobs, gives those there are `timeout` seconds, and closes the tier. All of them end."""
-        with self._changed:
-            if self._abort:
+        """Takes no more jobs, gives those there are `timeout` seconds, and closes the tier. All of them end.
+
+        When it returns, on whichever thread, nothing touches a buffer any more. After an interrupt: call it again.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._closes:
+            if self._closed:
                 return
-            self._closing = True
-        until = time.monotonic() + timeout
-        self.drain(timeout)
-        with self._changed:
-            self._abort = True
-            self._wake_up()
-        while True:
-            try:
-                self.tier.close(max(0.1, until - time.monotonic()))
-                break
-            except kv.TimedOut:  # the medium still touches the engine's memory, which it must not have back yet
-                logger.error("%s: the tier does not end: %s", self._name, self.tier.describe())
-        self._thread.join()
-        os.close(self._wake)
+            with self._changed:
+                self._closing = True
+            until = time.monotonic() + timeout
+            self.drain(timeout)
+            with self._changed:
+                self._abort = True
+                self._wake_up()
+            while True:
+                try:
+                    self.tier.close(max(0.1, until - time.monotonic()))
+                    break
+                except kv.TimedOut:  # the medium still touches the engine's memory, which it must not have back yet
+                    logger.error("%s: the tier does not end: %s", self._name, self.tier.describe())
+            self._thread.join()
+            self._closed = True
+            os.close(self._wake)
 
     def _wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -281,7 +319,7 @@ class Owner:
         for done in self.tier.poll():
             job, at = self._flying.pop(done.ticket)
             if job.op == "store":
-                self._store_bytes -= job.size(at)
+                self._store_bytes -= job.sizes[at]
             job.results[at] = done.result
             self._ended(job, 1)
         return bool(self._flying) or any(self._waiting.values()) or bool(self._new)
@@ -300,14 +338,14 @@ class Owner:
             buffers = None if job.buffers is None else [job.buffers[at] for at in places]
             try:
                 tickets = self.tier.submit(op, [job.keys[at] or b"" for at in places], buffers, timeout=left)
-            except (kv.Error, TypeError, ValueError, BufferError) as error:
+            except Exception as error:  # whatever it is, it would be the same in the next step
                 self._warn(f"a {op} is refused: {error}")
                 self._drop(jobs.popleft(), "closed" if self.tier.closed else "refused")
                 continue
             for ticket, at in zip(tickets, places):
                 self._flying[ticket] = job, at
                 if op == "store":
-                    self._store_bytes += job.size(at)
+                    self._store_bytes += job.sizes[at]
             job.next += len(tickets)
             if job.next == len(job.order):
                 jobs.popleft()
@@ -323,7 +361,7 @@ class Owner:
             return places
         count, size = 0, self._store_bytes
         while count < len(places) and (size == 0 or size < self.STORE_BYTES):
-            size += job.size(places[count])
+            size += job.sizes[places[count]]
             count += 1
         return places[:count]
 
@@ -369,6 +407,6 @@ class Owner:
         if now - self._said >= 10:
             self._said = now
             where = ""
-            with contextlib.suppress(kv.FailedPrecondition):  # closed
+            with contextlib.suppress(kv.Error):  # closed
                 where = self.tier.describe()
             logger.warning("%s: %s. So far: %s. %s", self._name, text, dict(self.counters), where)

@@ -89,8 +89,9 @@ class KvfolioTier(SecondaryTierManager):
             raise ValueError(f"kvfolio_vllm: the primary tier is {rows.ndim}-D, writable: {rows.flags.writeable}; "
                              "wanted: rows without gaps that can be written")
         self._rows = rows.view(np.uint8)
+        self._row_bytes = self._rows.shape[1]
         config, given = offloading_spec.config, Options("kvfolio_vllm", options)
-        self._names = _names(config, self._rows.shape[1], given)
+        self._names = _names(config, self._row_bytes, given)
         self._num_groups = _num_groups(config)
         self._load_timeout = given.number("load_timeout", 5)
         self._store_timeout = given.number("store_timeout", 30)
@@ -204,7 +205,7 @@ class KvfolioTier(SecondaryTierManager):
             self._results.append(JobResult(
                 job_id=what.job_id, success=job.ok, transfer_time=job.seconds,
                 successful_keys=tuple(good) if good and job.op == "load" and not job.ok else None,
-                transfer_bytes=len(good) * self._rows.shape[1]))
+                transfer_bytes=len(good) * self._row_bytes))
 
     def _stores_ended(self, keys: list[OffloadKey], good: list[OffloadKey]) -> None:
         for key in keys:
@@ -243,3 +244,5 @@ class KvfolioTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         self._owner.close()
+        # vLLM unmaps what they lie in, and could not while there is a view of it.
+        self._rows = np.empty((0, self._row_bytes), np.uint8)
