@@ -210,6 +210,13 @@ Family family_of(const AttentionCall& call) {
   return queries_fit ? family : Family::kGeneral;
 }
 
+KernelName prefill_kernel(const AttentionCall& call, Family family, const KernelChoice& choice) {
+  if (!choice.wgmma) return KernelName::kPrefill;
+  if (family == Family::kTiles128 && !has_scales(call.cache.element)) return KernelName::kWgmma;
+  const bool tiles = family == Family::kTiles64 || family == Family::kTiles128;
+  return choice.wgmma_tiles && tiles ? KernelName::kWgmmaTiles : KernelName::kPrefill;
+}
+
 // Whether stream_kernel computes these shapes: it wants 16-bit elements, equal strides of K and V.
 bool stream_takes(const AttentionCall& call, Family family) {
   return (family == Family::kTiles64 || family == Family::kTiles128) &&
@@ -304,12 +311,26 @@ AttendArgs arguments_of(const AttentionCall& call) {
   return args;
 }
 
+Result<KernelChoice> choice_named(std::string_view name, KernelChoice choice) {
+  if (name == to_string(KernelName::kNode)) {
+    choice.prefill = false;
+  } else if (name == to_string(KernelName::kPrefill)) {
+    choice.wgmma = false;
+  } else if (name == to_string(KernelName::kWgmmaTiles)) {
+    choice.wgmma_tiles = true;
+  } else if (name != to_string(KernelName::kWgmma)) {
+    return invalid(concat("the kernel for chunks is ", name,
+                          ", allowed: cuda-node, cuda-prefill, cuda-wgmma, cuda-wgmma-tiles"));
+  }
+  return choice;
+}
+
 Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoice& choice) {
   KVFOLIO_RETURN_IF_ERROR(check(call));
   AttentionPlan plan;
   plan.family = family_of(call);
   const CacheArgs& cache = call.cache;
-  plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
+  plan.prefill = prefill_kernel(call, plan.family, choice);
   PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
   if (plan.family == Family::kTiles64 || plan.family == Family::kTiles128) {
     if (call.group_size > 8) options.group_rows = 16;
@@ -383,7 +404,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
     return launcher.launch(launcher.state, launch);
   }
   if (args.num_prefill_items > 0) {
-    launch.kernel = plan.wgmma ? KernelName::kWgmma : KernelName::kPrefill;
+    launch.kernel = plan.prefill;
     launch.grid = args.num_prefill_items * cache.num_heads;
     KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
   }
@@ -416,6 +437,8 @@ std::string_view to_string(KernelName kernel) noexcept {
       return "cuda-wgmma";
     case KernelName::kStream:
       return "cuda-stream";
+    case KernelName::kWgmmaTiles:
+      return "cuda-wgmma-tiles";
   }
   return "invalid";
 }

@@ -69,14 +69,31 @@ struct AttentionCall {
 struct KernelChoice {
   std::int32_t num_sms = 132;
   bool wgmma = true;  // sm_90 has it
+  // wgmma for 8-bit caches and head_dim 64 as well. Not by itself: no device has shown that kernel.
+  bool wgmma_tiles = false;
   bool prefill = true;
   bool stream = true;
   std::int32_t stream_blocks = 0;  // > 0: a stream of so many blocks wherever it is possible
 };
 
+// The choice that prefers a kernel for chunks, by the name that to_string() gives it: cuda-node,
+// cuda-prefill, cuda-wgmma or cuda-wgmma-tiles, each where it takes the shapes, and the one before
+// it elsewhere. kInvalidArgument with the names for any other.
+[[nodiscard]] Result<KernelChoice> choice_named(std::string_view name, KernelChoice choice);
+
+enum class KernelName : std::int32_t {
+  kNode,
+  kGeneral,
+  kMerge,
+  kPrefill,
+  kWgmma,
+  kStream,
+  kWgmmaTiles
+};
+
 struct AttentionPlan {
   Family family = Family::kGeneral;
-  bool wgmma = false;
+  KernelName prefill = KernelName::kPrefill;  // what computes prefill items
   bool many_nodes = false;  // more than the card computes in a few rounds
   std::int32_t group_rows = 8;
   WorkPlan work;
@@ -93,7 +110,6 @@ struct AttentionPlan {
                                                    const KernelChoice& choice = {});
 
 // A kernel with its arguments, as a launcher gets it.
-enum class KernelName : std::int32_t { kNode, kGeneral, kMerge, kPrefill, kWgmma, kStream };
 struct KernelLaunch {
   KernelName kernel = KernelName::kGeneral;
   Element element = Element::kBF16;

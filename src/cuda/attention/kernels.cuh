@@ -10,6 +10,7 @@
 #include "cuda/attention/prefill_kernel.cuh"
 #include "cuda/attention/stream_kernel.cuh"
 #include "cuda/attention/wgmma_kernel.cuh"
+#include "cuda/attention/wgmma_tiles_kernel.cuh"
 
 namespace kvfolio::cuda {
 
@@ -67,6 +68,12 @@ bool start_tiles(const KernelLaunch& launch, Start&& start) {
     case KernelName::kWgmma:
       if constexpr (D == 128 && !has_scales(E)) {
         start(wgmma_kernel<E == Element::kF16>, kGroupThreads, GroupMemory::kBytes);
+        return true;
+      }
+      return false;
+    case KernelName::kWgmmaTiles:
+      if constexpr (D == 64 || (D == 128 && has_scales(E))) {
+        start(wgmma_tiles_kernel<E, D>, kGroupThreads, GroupTileMemory<E, D>::kBytes);
         return true;
       }
       return false;

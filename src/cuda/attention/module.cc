@@ -24,13 +24,14 @@ struct TileNumbers {
   std::int32_t many_stages, many_blocks, many_bytes;
   std::int32_t prefill_bytes;
   std::int32_t stream_bytes;
+  std::int32_t wgmma_tiles_bytes;
 };
-constexpr TileNumbers kHalf64{6, 2, 106496, 3, 4, 57344, 109056, 75536};
-constexpr TileNumbers kHalf128{3, 2, 106496, 2, 3, 73728, 207360, 76304};
-constexpr TileNumbers kByte64{12, 2, 114688, 5, 4, 57344, 96768, 0};
-constexpr TileNumbers kByte128{6, 2, 114688, 3, 3, 65536, 178688, 0};
-constexpr TileNumbers kHalf256{3, 1, 204800, 3, 1, 204800, 0, 0};
-constexpr TileNumbers kByte256{6, 1, 212992, 6, 1, 212992, 0, 0};
+constexpr TileNumbers kHalf64{6, 2, 106496, 3, 4, 57344, 109056, 75536, 117760};
+constexpr TileNumbers kHalf128{3, 2, 106496, 2, 3, 73728, 207360, 76304, 0};
+constexpr TileNumbers kByte64{12, 2, 114688, 5, 4, 57344, 96768, 0, 147456};
+constexpr TileNumbers kByte128{6, 2, 114688, 3, 3, 65536, 178688, 0, 221184};
+constexpr TileNumbers kHalf256{3, 1, 204800, 3, 1, 204800, 0, 0, 0};
+constexpr TileNumbers kByte256{6, 1, 212992, 6, 1, 212992, 0, 0, 0};
 
 const TileNumbers& numbers_of(Element element, std::int32_t head_dim) {
   const bool bytes = has_scales(element);
@@ -90,6 +91,9 @@ AttendKernel kernel_of(const KernelLaunch& launch) {
       if (has_scales(launch.element) || launch.head_dim != 128) return {};
       return {mangled("wgmma_kernel", launch.element == Element::kF16 ? "Lb1E" : "Lb0E"), 384,
               232448};
+    case KernelName::kWgmmaTiles:
+      if (!has_scales(launch.element) && launch.head_dim != 64) return {};
+      return {mangled("wgmma_tiles_kernel", tile), 384, numbers.wgmma_tiles_bytes};
     default:
       return {};
   }
@@ -103,7 +107,8 @@ std::string image_of(const KernelLaunch& launch) {
 std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim) {
   std::vector<KernelLaunch> launches;
   for (const KernelName kernel :
-       {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma, KernelName::kStream}) {
+       {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma, KernelName::kStream,
+        KernelName::kWgmmaTiles}) {
     for (const std::int32_t group_rows : {8, 16}) {
       for (const bool many : {false, true}) {
         KernelLaunch launch;

@@ -50,7 +50,7 @@ class AttendModules {
 
  private:
   // Kernel, element, head dim 64, 128 or 256, group rows 8 or 16, few or many nodes.
-  static constexpr std::size_t kFunctions = 6 * 5 * 3 * 2 * 2;
+  static constexpr std::size_t kFunctions = 7 * 5 * 3 * 2 * 2;
   struct Function {
     void* handle = nullptr;
     std::int32_t threads = 0;

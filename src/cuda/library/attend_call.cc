@@ -2,6 +2,7 @@
 
 // From the public arguments of attend() to those of src/cuda/attention, and to its kernels.
 
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -224,6 +225,17 @@ struct LaunchInto {
   void* stream;
 };
 
+// The kernels of a card, and of these what KVFOLIO_CUDA_KERNEL prefers, which is read at each plan.
+Result<KernelChoice> choice_for(const Device& device) {
+  const KernelChoice choice = {.num_sms = device.num_multiprocessors(),
+                               .wgmma = device.capability_major() == 9};
+  const char* const name = std::getenv("KVFOLIO_CUDA_KERNEL");
+  if (name == nullptr || *name == '\0') return choice;
+  Result<KernelChoice> named = choice_named(name, choice);
+  if (!named) return invalid(concat("KVFOLIO_CUDA_KERNEL: ", named.error().message()));
+  return named;
+}
+
 }  // namespace
 
 AttendPlan::AttendPlan(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -263,9 +275,9 @@ Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call) {
   Device& device = kernels.device();
   auto impl = std::make_unique<AttendPlan::Impl>();
   impl->call = attention_call(call);
-  Result<AttentionPlan> plan = plan_attention(
-      impl->call,
-      {.num_sms = device.num_multiprocessors(), .wgmma = device.capability_major() == 9});
+  const Result<KernelChoice> choice = choice_for(device);
+  if (!choice) return choice.error();
+  Result<AttentionPlan> plan = plan_attention(impl->call, *choice);
   if (!plan) return plan.error();
   impl->plan = *std::move(plan);
   KVFOLIO_RETURN_IF_ERROR(kernels.impl().attention.prepare(impl->call, impl->plan));

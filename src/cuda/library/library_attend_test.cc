@@ -58,6 +58,9 @@ void numbers_are_those_of_the_text() {
     } else if (launch.kernel == KernelName::kWgmma) {
       threads = kGroupThreads;
       bytes = GroupMemory::kBytes;
+    } else if (launch.kernel == KernelName::kWgmmaTiles) {
+      threads = kGroupThreads;
+      bytes = GroupTileMemory<E, D>::kBytes;
     } else {
       if constexpr (!has_scales(E)) bytes = StreamMemory<E, D>::kBytes;
     }
@@ -66,7 +69,7 @@ void numbers_are_those_of_the_text() {
     EXPECT_THAT(kernel.symbol, HasSubstr(name));
     ++found;
   }
-  EXPECT_EQ(found, D == 256 ? 2 : has_scales(E) ? 8 : D == 128 ? 16 : 12);
+  EXPECT_EQ(found, D == 256 ? 2 : has_scales(E) ? 12 : 16);
 }
 
 TEST(CudaAttendModules, NumbersOfKernelsAreThoseOfTheirText) {
@@ -104,6 +107,11 @@ TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
             "_ZN7kvfolio4cuda11node_kernelILNS0_7ElementE2ELi128ELi1ELi3ELi2EEEvNS0_10AttendArgsE");
   launch.kernel = KernelName::kWgmma;
   EXPECT_EQ(kernel_of(launch).symbol, "_ZN7kvfolio4cuda12wgmma_kernelILb0EEEvNS0_10AttendArgsE");
+  launch.kernel = KernelName::kWgmmaTiles;
+  EXPECT_EQ(kernel_of(launch).symbol, "");
+  launch.head_dim = 64;
+  EXPECT_EQ(kernel_of(launch).symbol,
+            "_ZN7kvfolio4cuda18wgmma_tiles_kernelILNS0_7ElementE2ELi64EEEvNS0_10AttendArgsE");
   launch.kernel = KernelName::kMerge;
   EXPECT_EQ(kernel_of(launch).symbol, "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
 }
@@ -280,6 +288,24 @@ TEST(CudaAttend, RowsAreNearThoseOfTheCpuInEveryLayerOfAPlan) {
       EXPECT_LT(twins.error_of_layer(layer, *plan), tiles ? 4e-3 : 1e-5) << layer;
     }
   }
+}
+
+// A kernel that no device has shown is asked for by name.
+TEST(CudaAttend, TheKernelForChunksIsTheOneThatTheEnvironmentPrefers) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kBF16, 64, DType::kBF16);
+  const auto prefill_with = [&](const char* name) {
+    ::setenv("KVFOLIO_CUDA_KERNEL", name, 1);
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+    ::unsetenv("KVFOLIO_CUDA_KERNEL");
+    return plan ? std::string(to_string(plan->impl().plan.prefill)) : plan.error().message();
+  };
+  EXPECT_EQ(prefill_with(""), "cuda-prefill");
+  EXPECT_EQ(prefill_with("cuda-wgmma"), "cuda-prefill");
+  EXPECT_EQ(prefill_with("cuda-wgmma-tiles"), "cuda-wgmma-tiles");
+  EXPECT_EQ(prefill_with("wgmma"),
+            "KVFOLIO_CUDA_KERNEL: the kernel for chunks is wgmma, allowed: cuda-node, "
+            "cuda-prefill, cuda-wgmma, cuda-wgmma-tiles");
 }
 
 TEST(CudaAttend, AWindowIsThatOfTheCpu) {
