@@ -60,7 +60,7 @@ void numbers_are_those_of_the_text() {
       bytes = GroupMemory::kBytes;
     } else if (launch.kernel == KernelName::kWgmmaTiles) {
       threads = kGroupThreads;
-      bytes = GroupTileMemory<E, D>::kBytes;
+      if constexpr (D <= 128) bytes = GroupTileMemory<E, D>::kBytes;
     } else {
       if constexpr (!has_scales(E)) bytes = StreamMemory<E, D>::kBytes;
     }
