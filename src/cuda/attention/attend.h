@@ -94,7 +94,7 @@ enum class KernelName : std::int32_t {
 struct AttentionPlan {
   Family family = Family::kGeneral;
   KernelName prefill = KernelName::kPrefill;  // what computes prefill items
-  bool many_nodes = false;  // more than the card computes in a few rounds
+  bool many_nodes = false;                    // more than the card computes in a few rounds
   std::int32_t group_rows = 8;
   WorkPlan work;
   std::vector<std::byte> image;  // items, groups, prefill items, one behind the other

@@ -450,7 +450,6 @@ inline void group_rows_of(float (&left)[2][16], const uint32_t* a) {
 // Over 64 or 128 dims, four sums of a thread for each 8.
 template <bool kF16, int N>
 inline void group_sums(float (&d)[N], const uint32_t* a, uint64_t b) {
-  static_assert(N == 32 || N == 64);
   const Operand right(b);
   float left[2][16];
   group_rows_of<kF16>(left, a);

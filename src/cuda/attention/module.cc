@@ -106,9 +106,8 @@ std::string image_of(const KernelLaunch& launch) {
 
 std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim) {
   std::vector<KernelLaunch> launches;
-  for (const KernelName kernel :
-       {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma, KernelName::kStream,
-        KernelName::kWgmmaTiles}) {
+  for (const KernelName kernel : {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma,
+                                  KernelName::kStream, KernelName::kWgmmaTiles}) {
     for (const std::int32_t group_rows : {8, 16}) {
       for (const bool many : {false, true}) {
         KernelLaunch launch;

@@ -29,8 +29,8 @@ struct GroupTileMemory {
   static constexpr int kAhead = 2;  // tiles whose 8-bit copies are on their way
   static constexpr int kRaw = kScaled ? kTileTokens * D : 0;
   static constexpr int kRawStages = kAhead + 1;
-  // Scales of K and V of a tile come with its K. They are read until the weights are made, while K
-  // of other tiles arrives.
+  // Scales of K and V of a tile come with its K. While they are read, kStages + kAhead + 1 tiles
+  // behind it may have been asked for.
   static constexpr int kScaleStages = 8;
   static_assert(kScaleStages >= kAhead + kStages + 2);
   static constexpr int kScales = kScaled ? 2 * kTileTokens * 4 : 0;
@@ -159,9 +159,10 @@ struct GroupTileLoader {
   }
   template <bool kIsV>
   __device__ __forceinline__ void store_converted(char* to, int j, const uint32_t (&x)[4]) const {
-    char* const at =
-        to + place_of_chunk(first_row() + kRowsAtOnce * j + row(), 2 * chunk());
-    char* const next = to + (place_of_chunk(first_row() + kRowsAtOnce * j + row(), 2 * chunk()) ^ 16u);
+    const uint32_t place =
+        place_of_chunk(first_row() + kRowsAtOnce * j + row(), 2 * chunk());
+    char* const at = to + place;
+    char* const next = to + (place ^ 16u);  // the chunk behind it
     uint2 w[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) w[e] = kIsV ? words_of_v(x[e]) : words_of_k(x[e]);
@@ -709,6 +710,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
       leaf_m0 = m0;
       leaf_m1 = m1;
       if (!ends) {
+        if constexpr (kScaled) __syncwarp();  // all have read the scales of `tile`
         release(empty_k + 8 * next_slot);
         if (next / kTilesPerLeaf != tile / kTilesPerLeaf) m0 = m1 = kNothing;
         weigh(next, next_masked, number + 1);
