@@ -99,6 +99,9 @@ void add_sides(Beside& b) {
   CHECK_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
   b.sides.push_back(
       {attend_of(b.set, "kvfolio", {.num_sms = sms}, launches), b.set.problems[0]->call.out});
+  if (!decode && b.shape.dim == 64)
+    b.sides.push_back({attend_of(b.set, "kvfolio wgmma tiles", {.wgmma_tiles = true}, launches),
+                       b.set.problems[0]->call.out});
   if (decode) {
     uint32_t* sink = static_cast<uint32_t*>(b.set.arena.bytes(256));
     for (const int each : {4, 8, 16})

@@ -85,6 +85,28 @@ def test_what_is_under_its_floor_is_bold(gpu):
     assert "| 2,048 new of 8,192 | **399** | 400 |" in below
 
 
+def test_a_kernel_that_is_asked_for_has_a_row_below_the_default(gpu):
+    result = result_of()
+    before = gpu.table(result)
+    shape = PREFILL.replace("bf16", "int8")
+    result["parts"][1]["rows"] += [{"part": "prefill", "shape": shape, "way": way, "tflops": rate}
+                                   for way, rate in (("default", 136), ("wgmma tiles", 300))]
+    added = gpu.table(result).removeprefix(before).split("\n")[1:]
+    assert added == ["| 2,048 new of 8,192, int8 | 136 | | | | | | | | |", "| the same by `cuda-wgmma-tiles` | 300 | | | | | | | | |"]
+
+
+def test_parts_of_the_library_do_not_stand_for_a_kernel_that_is_asked_for(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "root", tmp_path)
+    shown = {**gpu.hashes(), "moves": gpu.hash_of(gpu.MOVES)}
+    for kernel in gpu.ASKED_FOR:
+        del shown[kernel]
+    results = tmp_path / "bench/results"
+    results.mkdir(parents=True)
+    parts = [{"part": part, "state": "passed"} for part in gpu.OF_THE_LIBRARY]
+    (results / "cuda-attention-good.json").write_text(json.dumps({"parts": parts, "kernels": shown}))
+    assert gpu.wrong_parts("".join(f"| `{part}` | what | `cuda-attention-good.json` |\n" for part in gpu.OF_THE_LIBRARY)) == []
+
+
 @pytest.mark.parametrize("shape, kv_bytes, floors", [
     (DECODE, 33e6, {"flashinfer": 0.85}),
     (DECODE.replace("8192", "131072"), 537e6, {"roof": 0.75}),
@@ -341,6 +363,8 @@ def test_a_kernel_is_shown_by_a_card_that_has_it(gpu):
     assert gpu.ran(result(None, "bits"), "cuda-wgmma")
     assert gpu.ran(result("9.0", "bits"), "cuda-wgmma")
     assert not gpu.ran(result("8.0", "bits", "sm80"), "cuda-wgmma")
+    assert gpu.ran(result("9.0", "bits"), "cuda-wgmma-tiles")
+    assert not gpu.ran(result("8.0", "bits", "sm80"), "cuda-wgmma-tiles")
     assert not gpu.ran(result("9.0", "bits"), "cuda-narrow")
     assert gpu.ran(result("9.0", "bits", "sm80"), "cuda-narrow")
     assert gpu.ran(result("8.0", "bits"), "cuda-node")

@@ -58,6 +58,8 @@ void time_prefill(const TimedShape& shape) {
   all.push_back(attend_of(set, "default", {}, 2));
   if (shape.dim == 128 && !has_scales(shape.element))
     all.push_back(attend_of(set, "no wgmma", {.wgmma = false}, 2));
+  if (shape.dim == 64 || (shape.dim == 128 && has_scales(shape.element)))
+    all.push_back(attend_of(set, "wgmma tiles", {.wgmma_tiles = true}, 2));
   time_all(all);
   for (const Timed& t : all)
     std::printf(

@@ -209,6 +209,7 @@ std::vector<TimedShape> prefill_shapes(bool quick) {
   prefill(b, 8, 256, 1, 512, 4608);
   prefill(Element::kInt8, 8, 128, 1, 2048, 8192);
   prefill(Element::kE4M3, 8, 128, 1, 2048, 8192);
+  prefill(Element::kInt8, 8, 64, 1, 2048, 8192);
   return shapes;
 }
 

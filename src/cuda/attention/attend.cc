@@ -211,6 +211,19 @@ Family family_of(const AttentionCall& call) {
   return queries_fit ? family : Family::kGeneral;
 }
 
+// Whether the family has prefill kernels, and items of 16 rows.
+bool has_prefill(Family family) {
+  return family == Family::kTiles64 || family == Family::kTiles128;
+}
+
+KernelName prefill_kernel(const AttentionCall& call, Family family, const KernelChoice& choice) {
+  if (choice.wgmma) {
+    if (family == Family::kTiles128 && !has_scales(call.cache.element)) return KernelName::kWgmma;
+    if (choice.wgmma_tiles && has_prefill(family)) return KernelName::kWgmmaTiles;
+  }
+  return choice.narrow ? KernelName::kNarrow : KernelName::kPrefill;
+}
+
 // Whether stream_kernel computes these shapes: it wants 16-bit elements, equal strides of K and V.
 bool stream_takes(const AttentionCall& call, Family family) {
   return (family == Family::kTiles64 || family == Family::kTiles128) &&
@@ -273,11 +286,6 @@ Steps steps_of(const Strides& strides, std::int64_t unit) {
           static_cast<std::uint32_t>(strides.token / unit)};
 }
 
-KernelName prefill_of(const AttentionPlan& plan) {
-  if (plan.wgmma) return KernelName::kWgmma;
-  return plan.narrow ? KernelName::kNarrow : KernelName::kPrefill;
-}
-
 Mask resolved(Mask mask) {
   if (mask.rule == Rule::kFull) mask.num_sinks = 0;
   return mask;
@@ -306,18 +314,12 @@ PlanCounts counts_of(const PaddedRoom& room) {
           .merges = room.merges};
 }
 
-// Whether the family has prefill kernels, and items of 16 rows.
-bool has_prefill(Family family) {
-  return family == Family::kTiles64 || family == Family::kTiles128;
-}
-
 // What does not depend on how the work is cut, but for the stream.
 PlanOptions options_of(const AttentionCall& call, AttentionPlan& plan, const KernelChoice& choice) {
   plan.family = family_of(call);
   if (plan.family == Family::kTiles256 && !choice.wide_tiles) plan.family = Family::kGeneral;
-  const CacheArgs& cache = call.cache;
-  plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
-  PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
+  plan.prefill = prefill_kernel(call, plan.family, choice);
+  PlanOptions options{.group_size = call.group_size, .num_heads = call.cache.num_heads};
   if (has_prefill(plan.family) && call.group_size > 8) options.group_rows = 16;
   plan.group_rows = options.group_rows;
   return options;
@@ -386,13 +388,26 @@ AttendArgs arguments_of(const AttentionCall& call) {
   return args;
 }
 
+Result<KernelChoice> choice_named(std::string_view name, KernelChoice choice) {
+  if (name == to_string(KernelName::kNode)) {
+    choice.prefill = false;
+  } else if (name == to_string(KernelName::kPrefill)) {
+    choice.wgmma = false;
+  } else if (name == to_string(KernelName::kWgmmaTiles)) {
+    choice.wgmma_tiles = true;
+  } else if (name != to_string(KernelName::kWgmma)) {
+    return invalid(concat("the kernel for chunks is ", name,
+                          ", allowed: cuda-node, cuda-prefill, cuda-wgmma, cuda-wgmma-tiles"));
+  }
+  return choice;
+}
+
 Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoice& choice) {
   KVFOLIO_RETURN_IF_ERROR(check(call));
   AttentionPlan plan;
   PlanOptions options = options_of(call, plan, choice);
   if (has_prefill(plan.family)) {
-    plan.narrow = choice.narrow && !plan.wgmma;
-    options.prefill_rows = !choice.prefill ? 0 : plan.narrow ? 64 : 128;
+    options.prefill_rows = !choice.prefill ? 0 : plan.prefill == KernelName::kNarrow ? 64 : 128;
     options.prefill_from = 4 * options.group_rows;
   }
   if (choice.stream && stream_takes(call, plan.family)) {
@@ -506,7 +521,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
     return launcher.launch(launcher.state, launch);
   }
   if (args.num_prefill_items > 0) {
-    launch.kernel = prefill_of(plan);
+    launch.kernel = plan.prefill;
     launch.grid = args.num_prefill_items * cache.num_heads;
     KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
   }
@@ -529,7 +544,7 @@ std::vector<KernelName> kernels_of(const AttentionPlan& plan) {
   const PlanCounts& counts = plan.counts;
   if (counts.stream_blocks > 0) return {KernelName::kStream};
   std::vector<KernelName> kernels;
-  if (counts.prefill_items > 0) kernels.push_back(prefill_of(plan));
+  if (counts.prefill_items > 0) kernels.push_back(plan.prefill);
   if (counts.items > 0) {
     kernels.push_back(plan.family == Family::kGeneral ? KernelName::kGeneral : KernelName::kNode);
   }
@@ -553,6 +568,8 @@ std::string_view to_string(KernelName kernel) noexcept {
       return "cuda-stream";
     case KernelName::kNarrow:
       return "cuda-narrow";
+    case KernelName::kWgmmaTiles:
+      return "cuda-wgmma-tiles";
   }
   return "invalid";
 }

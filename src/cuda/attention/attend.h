@@ -71,7 +71,9 @@ struct AttentionCall {
 // What chooses between kernels of equal bits: the card, and tests that want a certain one.
 struct KernelChoice {
   std::int32_t num_sms = 132;
-  bool wgmma = true;       // sm_90 has it
+  bool wgmma = true;  // sm_90 has it
+  // wgmma for 8-bit caches and head_dim 64 as well. Not by itself: no device has shown that kernel.
+  bool wgmma_tiles = false;
   bool wide_tiles = true;  // head_dim 256 on tensor cores; not in the set for other cards
   bool prefill = true;
   bool narrow = false;  // prefill by narrow_kernel, of half the rows: for less shared memory
@@ -93,11 +95,28 @@ struct PlanCounts {
   bool merges = false;
 };
 
+// The choice that prefers a kernel for chunks, by the name that to_string() gives it: cuda-node,
+// cuda-prefill (cuda-narrow where there is no room for it), cuda-wgmma or cuda-wgmma-tiles, each
+// where the card has it and it takes the shapes, and what is chosen without it elsewhere.
+// kInvalidArgument with the names for any other.
+[[nodiscard]] Result<KernelChoice> choice_named(std::string_view name, KernelChoice choice);
+
+enum class KernelName : std::int32_t {
+  kNode,
+  kGeneral,
+  kMerge,
+  kPrefill,
+  kWgmma,
+  kStream,
+  kNarrow,
+  kWgmmaTiles
+};
+inline constexpr std::size_t kKernelNames = 8;
+
 struct AttentionPlan {
   Family family = Family::kGeneral;
-  bool wgmma = false;
-  bool narrow = false;
-  bool many_nodes = false;  // more than the card computes in a few rounds
+  KernelName prefill = KernelName::kPrefill;  // what computes prefill items
+  bool many_nodes = false;                    // more than the card computes in a few rounds
   std::int32_t group_rows = 8;
   WorkPlan work;
   PlanCounts counts;                       // of work, or of the room of a padded plan
@@ -127,16 +146,6 @@ struct AttentionPlan {
                                       void* workspace, unsigned long long* fault);
 
 // A kernel with its arguments, as a launcher gets it.
-enum class KernelName : std::int32_t {
-  kNode,
-  kGeneral,
-  kMerge,
-  kPrefill,
-  kWgmma,
-  kStream,
-  kNarrow
-};
-inline constexpr std::size_t kKernelNames = 7;
 struct KernelLaunch {
   KernelName kernel = KernelName::kGeneral;
   Element element = Element::kBF16;

@@ -140,6 +140,37 @@ TEST(CudaAttention, TheKernelFollowsFromElementsAndHeadDimsAlone) {
   EXPECT_EQ(plan_attention(f.call)->family, Family::kGeneral);
 }
 
+TEST(CudaAttention, AKernelThatNoDeviceHasShownIsChosenByNameAlone) {
+  for (const Element element : {Element::kBF16, Element::kInt8})
+    for (const std::int32_t dim : {64, 128}) {
+      Fixture f;
+      f.lens = {40, 80};
+      f.start = {0, 1, 41};
+      f.call.lengths = {f.start, f.lens, {}, {}};
+      f.call.cache.element = element;
+      f.call.cache.dim_k = f.call.cache.dim_v = dim;
+      if (element == Element::kInt8) {
+        f.call.cache.k_scales = f.call.cache.v_scales = f.memory.data();
+        f.call.cache.k_scale_strides = f.call.cache.v_scale_strides = {128, 64, 4};
+      }
+      const bool has_wgmma = element == Element::kBF16 && dim == 128;
+      const auto prefill_of = [&](const KernelChoice& choice) {
+        const Result<AttentionPlan> plan = plan_attention(f.call, choice);
+        return plan && !plan->work.prefill_items.empty() ? to_string(plan->prefill) : "cuda-node";
+      };
+      EXPECT_EQ(prefill_of({}), has_wgmma ? "cuda-wgmma" : "cuda-prefill");
+      EXPECT_EQ(prefill_of(*choice_named("cuda-wgmma", {})), prefill_of({}));
+      EXPECT_EQ(prefill_of(*choice_named("cuda-wgmma-tiles", {})),
+                has_wgmma ? "cuda-wgmma" : "cuda-wgmma-tiles");
+      EXPECT_EQ(prefill_of(*choice_named("cuda-wgmma-tiles", {.wgmma = false})), "cuda-prefill");
+      EXPECT_EQ(prefill_of(*choice_named("cuda-prefill", {})), "cuda-prefill");
+      EXPECT_EQ(prefill_of(*choice_named("cuda-node", {})), "cuda-node");
+    }
+  EXPECT_EQ(choice_named("cuda-stream", {}).error().message(),
+            "the kernel for chunks is cuda-stream, allowed: cuda-node, cuda-prefill, cuda-wgmma, "
+            "cuda-wgmma-tiles");
+}
+
 TEST(CudaAttention, ARefusedLaunchAndMissingMemoryAreSaid) {
   Fixture f;
   f.lens = {40, 70};

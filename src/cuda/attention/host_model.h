@@ -447,13 +447,14 @@ inline void group_rows_of(float (&left)[2][16], const uint32_t* a) {
     for (int k = 0; k < 16; ++k)
       left[half][k] = float_of<kF16>(x[quad + (k % 8) / 2][half + 2 * (k / 8)] >> (16 * (k % 2)));
 }
-template <bool kF16>
-inline void group_sums(float (&d)[64], const uint32_t* a, uint64_t b) {
+// Over 64 or 128 dims, four sums of a thread for each 8.
+template <bool kF16, int N>
+inline void group_sums(float (&d)[N], const uint32_t* a, uint64_t b) {
   const Operand right(b);
   float left[2][16];
   group_rows_of<kF16>(left, a);
   const int column = 2 * (model::lane() % 4);
-  for (int j = 0; j < 16; ++j)
+  for (int j = 0; j < N / 4; ++j)
     for (int e = 0; e < 2; ++e) {
       const auto n = static_cast<uint32_t>(8 * j + column + e);
       float v[16];

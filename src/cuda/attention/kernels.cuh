@@ -13,6 +13,7 @@
 #include "cuda/attention/prefill_kernel.cuh"
 #include "cuda/attention/stream_kernel.cuh"
 #include "cuda/attention/wgmma_kernel.cuh"
+#include "cuda/attention/wgmma_tiles_kernel.cuh"
 
 namespace kvfolio::cuda {
 
@@ -98,6 +99,12 @@ bool start_compiled_tiles(const KernelLaunch& launch, Start&& start) {
     case KernelName::kWgmma:
       if constexpr (kSet == KernelSet::kSm90a && D == 128 && !has_scales(E)) {
         start(wgmma_kernel<E == Element::kF16>, kGroupThreads, GroupMemory::kBytes);
+        return true;
+      }
+      return false;
+    case KernelName::kWgmmaTiles:
+      if constexpr (kSet == KernelSet::kSm90a && (D == 64 || (D == 128 && has_scales(E)))) {
+        start(wgmma_tiles_kernel<E, D>, kGroupThreads, GroupTileMemory<E, D>::kBytes);
         return true;
       }
       return false;

@@ -48,7 +48,7 @@ Status host_launch(void* state, const KernelLaunch& launch) {
     };
     dim.template operator()<64>();
     dim.template operator()<256>();
-    if constexpr (E == Element::kBF16) dim.template operator()<128>();
+    if constexpr (E != Element::kF16) dim.template operator()<128>();
   };
   if (!known) {
     tiles.template operator()<Element::kF16>();
@@ -92,11 +92,14 @@ void store(char* to, Element element, float x) {
       *to = static_cast<char>(std::clamp(std::nearbyint(40.0f * x), -127.0f, 127.0f));
       return;
     case Element::kE4M3: {  // the nearest of all
-      int best = 0;
-      for (int b = 0; b < 256; ++b) {
-        const float d = std::fabs(float_of_e4m3(static_cast<uint32_t>(b)) - 40.0f * x);
-        if (d < std::fabs(float_of_e4m3(static_cast<uint32_t>(best)) - 40.0f * x)) best = b;
-      }
+      static const auto values = [] {
+        std::array<float, 256> all{};
+        for (uint32_t b = 0; b < 256; ++b) all[b] = float_of_e4m3(b);
+        return all;
+      }();
+      std::size_t best = 0;
+      for (std::size_t b = 0; b < 256; ++b)
+        if (std::fabs(values[b] - 40.0f * x) < std::fabs(values[best] - 40.0f * x)) best = b;
       *to = static_cast<char>(best);
       return;
     }
@@ -944,6 +947,15 @@ TEST(CudaKernels, PaddedPlansOfHostAndDeviceHaveTheBitsOfOthers) {
     one.c.sequences = {{1, 9, 0}, {2, 1400, 20}, {3, 600, 3}};
     tries.push_back(one);
   }
+  for (const Element element : {Element::kBF16, Element::kInt8}) {  // the same in nodes of 8 rows
+    Try one{.capacity = {.max_sequences = 4, .max_sequence_tokens = 1500, .max_queries = 20}};
+    one.c.element = element;
+    one.c.dim_k = one.c.dim_v = 256;
+    one.c.heads = 1;
+    one.c.group_size = 12;
+    one.c.sequences = {{1, 9, 0}, {2, 1400, 7}, {3, 30, 3}};
+    tries.push_back(one);
+  }
   {  // Sequences that have no tokens, or no query.
     Try one{.capacity = wide, .choice = {.stream_blocks = 7}, .is_stream = true};
     one.c.heads = 1;
@@ -952,9 +964,9 @@ TEST(CudaKernels, PaddedPlansOfHostAndDeviceHaveTheBitsOfOthers) {
     tries.push_back(one);
   }
   for (const Try& one : tries) {
-    SCOPED_TRACE(testing::Message()
-                 << to_string(one.c.element) << ", " << one.choice.stream_blocks
-                 << " blocks of a stream, " << one.capacity.max_sequences << " sequences");
+    SCOPED_TRACE(testing::Message() << to_string(one.c.element) << ", head_dim " << one.c.dim_k
+                                    << ", " << one.choice.stream_blocks << " blocks of a stream, "
+                                    << one.capacity.max_sequences << " sequences");
     const Problem problem(one.c);
     const Output want = problem.run({.stream = false});
     for (const Problem::Planner planner : {Problem::Planner::kHost, Problem::Planner::kDevice}) {
@@ -970,6 +982,156 @@ TEST(CudaKernels, QueriesThatAreNotCausalReadEverything) {
   c.mask.causal = 0;
   c.sequences = {{1, 5, 9}, {2, 130, 40}, {3, 0, 2}};
   check(c);
+}
+
+// ---- cuda-wgmma-tiles
+// --------------------------------------------------------------------------------
+
+constexpr KernelChoice kWgmmaTiles = {.wgmma_tiles = true, .stream = false};
+
+struct TilesShape {
+  Element element;
+  Element q_element;
+  int dim;
+};
+constexpr TilesShape kTilesShapes[] = {
+    {Element::kInt8, Element::kBF16, 128}, {Element::kE4M3, Element::kBF16, 128},
+    {Element::kInt8, Element::kF16, 64},   {Element::kE4M3, Element::kBF16, 64},
+    {Element::kBF16, Element::kBF16, 64},  {Element::kF16, Element::kF16, 64}};
+Case case_of(const TilesShape& shape) {
+  Case c;
+  c.element = shape.element;
+  c.q_element = shape.q_element;
+  c.dim_k = c.dim_v = shape.dim;
+  c.heads = 1;
+  return c;
+}
+std::string name_of(const Case& c) {
+  return std::string(to_string(c.element)) + " D" + std::to_string(c.dim_k) + " G" +
+         std::to_string(c.group_size) + " block " + std::to_string(c.block_size);
+}
+
+// Chunks run on cuda-wgmma-tiles and have the bits of cuda-prefill, in other memory as well.
+void check_tiles(const Case& c) {
+  SCOPED_TRACE(name_of(c));
+  const Problem problem(c);
+  Output unused;
+  const Result<AttentionPlan> plan = plan_attention(problem.call(unused), kWgmmaTiles);
+  ASSERT_TRUE(plan.has_value());
+  ASSERT_EQ(plan->prefill, KernelName::kWgmmaTiles);
+  ASSERT_FALSE(plan->work.prefill_items.empty());
+  const Output tiles = problem.run(kWgmmaTiles);
+  Case other = c;
+  other.block_size = c.block_size == 16 ? 24 : 16;
+  other.nhd = !c.nhd;
+  other.k_beside_v = !c.k_beside_v;
+  other.seed = c.seed + 1;
+  const Output prefill = Problem(other).run({.wgmma = false, .stream = false});
+  EXPECT_EQ(different(c, prefill, 0, tiles, 0, rows_of(c)), 0);
+}
+
+TEST(CudaWgmmaTiles, HasTheBitsOfPrefillForEveryTypeDimGroupAndBlockSize) {
+  int block_size = 1;
+  for (const TilesShape& shape : kTilesShapes)
+    for (const int group_size : {1, 3, 8, 16}) {
+      Case c = case_of(shape);
+      c.group_size = group_size;
+      c.block_size = block_size;
+      block_size = block_size == 1 ? 16 : block_size == 16 ? 24 : block_size == 24 ? 64 : 1;
+      c.sequences = {{1, 200, 150 / group_size}, {3, 70, 1}};
+      if (group_size == 8) c.sequences.push_back({2, 1300, 5});
+      check_tiles(c);
+    }
+}
+
+TEST(CudaWgmmaTiles, IsRightInEveryChunkAndAlone) {
+  for (const TilesShape& shape : kTilesShapes) {
+    Case c = case_of(shape);
+    c.heads = 2;
+    c.sequences = {{1, 300, 40}, {5, 40, 33}};
+    SCOPED_TRACE(name_of(c));
+    const Problem problem(c);
+    const Output whole = problem.run(kWgmmaTiles);
+    expect_right(c, whole, problem);
+    int row = 0;
+    for (const Sequence& s : c.sequences) {
+      for (const int queries : {1, 17}) {
+        Case chunk = c;
+        chunk.sequences = {s};
+        chunk.sequences[0].queries = queries;
+        EXPECT_EQ(different(c, whole, row + s.queries - queries, Problem(chunk).run(kWgmmaTiles), 0,
+                            queries),
+                  0)
+            << "the last " << queries << " of sequence " << s.id;
+      }
+      row += s.queries;
+    }
+  }
+}
+
+TEST(CudaWgmmaTiles, SeesWhatTheRuleSays) {
+  for (const TilesShape& shape : kTilesShapes)
+    for (const Rule rule : {Rule::kSlidingWindow, Rule::kChunked})
+      for (const bool more : {false, true}) {
+        Case c = case_of(shape);
+        c.mask = {rule, 100, 3, 1};
+        c.sequences = {{1, 400, 20}, {3, 1500, 9}};
+        if (more) {
+          c.sequences[0].trim_sinks = 5;
+          c.sequences[0].first_kept = 330;
+          c.alibi = c.sinks = true;
+          c.soft_cap = 3.0f;
+        }
+        SCOPED_TRACE("rule " + std::to_string(static_cast<int>(rule)) + (more ? " trimmed" : ""));
+        check_tiles(c);
+      }
+}
+
+TEST(CudaWgmmaTiles, NotCausalQueriesReadEverything) {
+  for (const TilesShape& shape : kTilesShapes) {
+    Case c = case_of(shape);
+    c.mask.causal = 0;
+    c.sequences = {{1, 5, 9}, {2, 130, 40}, {3, 0, 8}};
+    check_tiles(c);
+  }
+}
+
+TEST(CudaWgmmaTiles, NanAndInfinityBehindARowReachNothing) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const TilesShape& shape : kTilesShapes) {
+    Case c = case_of(shape);
+    c.group_size = 2;
+    c.mask = {Rule::kSlidingWindow, 30, 0, 1};
+    c.sequences = {{1, 100, 40}, {2, 300, 40}};
+    c.wrong = {{0, 98, kNan}, {0, 75, infinity}, {1, 299, kNan}, {1, 272, -infinity}};
+    check_tiles(c);
+  }
+}
+
+TEST(CudaWgmmaTiles, QueriesOfAnyMagnitudeAndMaximaThatMove) {
+  for (const TilesShape& shape : kTilesShapes)
+    for (const float size : {40.0f, 1e6f}) {
+      if (size > 1e3f && (!has_scales(shape.element) || shape.q_element == Element::kF16)) continue;
+      Case c = case_of(shape);
+      c.query_size = size;
+      c.sequences = {{1, size > 1e3f ? 70 : 600, 10}};
+      check_tiles(c);
+    }
+}
+
+TEST(CudaWgmmaTiles, NoRowChangesWithTheOrderInWhichWarpsRun) {
+  for (const TilesShape& shape : kTilesShapes) {
+    Case c = case_of(shape);
+    c.mask = {Rule::kSlidingWindow, 700, 0, 1};  // tiles in part at both ends
+    c.sequences = {{1, 900, 20}};
+    const Problem problem(c);
+    const Output want = problem.run({.wgmma = false, .stream = false});
+    for (unsigned seed = 1; seed <= 4; ++seed) {
+      model::set_order(seed);
+      EXPECT_EQ(different(c, want, 0, problem.run(kWgmmaTiles), 0, rows_of(c)), 0) << name_of(c);
+    }
+    model::set_order(0);
+  }
 }
 
 }  // namespace

@@ -27,19 +27,20 @@ struct SameNumbers {  // in both sets
   std::int32_t prefill_bytes;
   std::int32_t stream_bytes;
   std::int32_t narrow_bytes;
+  std::int32_t wgmma_tiles_bytes;
 };
 struct Numbers {
   TileNumbers tiles[2];  // by KernelSet
   SameNumbers same;
 };
 constexpr Numbers kHalf64{{{6, 2, 106496, 3, 4, 57344}, {4, 2, 73728, 2, 3, 40960}},
-                          {109056, 75536, 35328}};
+                          {109056, 75536, 35328, 117760}};
 constexpr Numbers kHalf128{{{3, 2, 106496, 2, 3, 73728}, {2, 2, 73728, 2, 2, 73728}},
-                           {207360, 76304, 68096}};
+                           {207360, 76304, 68096, 0}};
 constexpr Numbers kByte64{{{12, 2, 114688, 5, 4, 57344}, {8, 2, 81920, 4, 3, 49152}},
-                          {96768, 0, 23040}};
+                          {96768, 0, 23040, 147456}};
 constexpr Numbers kByte128{{{6, 2, 114688, 3, 3, 65536}, {4, 2, 81920, 2, 3, 49152}},
-                           {178688, 0, 39424}};
+                           {178688, 0, 39424, 221184}};
 // In the set for sm_90a alone.
 constexpr Numbers kHalf256{{{3, 1, 204800, 3, 1, 204800}, {}}, {}};
 constexpr Numbers kByte256{{{6, 1, 212992, 6, 1, 212992}, {}}, {}};
@@ -112,6 +113,11 @@ AttendKernel kernel_of(const KernelLaunch& launch, KernelSet set) {
     case KernelName::kNarrow:
       if (set != KernelSet::kSm80) return {};
       return {mangled("narrow_kernel", tile), 256, numbers.narrow_bytes};
+    case KernelName::kWgmmaTiles:
+      if (set != KernelSet::kSm90a || (!has_scales(launch.element) && launch.head_dim != 64)) {
+        return {};
+      }
+      return {mangled("wgmma_tiles_kernel", tile), 384, numbers.wgmma_tiles_bytes};
     default:
       return {};
   }
@@ -131,8 +137,9 @@ std::string image_of(const KernelLaunch& launch, KernelSet set) {
 
 std::vector<KernelLaunch> launches_of_tiles(Element element, std::int32_t head_dim, KernelSet set) {
   std::vector<KernelLaunch> launches;
-  for (const KernelName kernel : {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma,
-                                  KernelName::kStream, KernelName::kNarrow}) {
+  for (const KernelName kernel :
+       {KernelName::kNode, KernelName::kPrefill, KernelName::kWgmma, KernelName::kStream,
+        KernelName::kNarrow, KernelName::kWgmmaTiles}) {
     for (const std::int32_t group_rows : {8, 16}) {
       for (const bool many : {false, true}) {
         KernelLaunch launch;
@@ -189,8 +196,12 @@ CardChoice choose_kernels(const AttentionCall& call, KernelSet set, const Shared
     }
     return beside_each_other;
   };
-  choice.wgmma = blocks(KernelName::kWgmma) > 0;
-  if (!choice.wgmma && blocks(KernelName::kPrefill) == 0) {
+  const bool by_default = blocks(KernelName::kWgmma) > 0;
+  launch.kernel = KernelName::kWgmmaTiles;  // no default, so no sentence says that it is left out
+  const AttendKernel asked_for = kernel_of(launch, set);
+  choice.wgmma =
+      by_default || (!asked_for.symbol.empty() && shared.blocks(asked_for.shared_bytes) > 0);
+  if (!by_default && blocks(KernelName::kPrefill) == 0) {
     choice.narrow = choice.prefill = blocks(KernelName::kNarrow) > 0;
   }
   choice.stream_blocks_of_sm = std::min(3, blocks(KernelName::kStream));

@@ -3,6 +3,7 @@
 // From the public arguments of attend() to those of src/cuda/attention, and to its kernels.
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -251,6 +252,15 @@ struct LaunchInto {
   void* stream;
 };
 
+// What the card has, and of it what KVFOLIO_CUDA_KERNEL prefers, which is read at each plan.
+Result<KernelChoice> choice_for(const KernelChoice& card) {
+  const char* const name = std::getenv("KVFOLIO_CUDA_KERNEL");
+  if (name == nullptr || *name == '\0') return card;
+  Result<KernelChoice> named = choice_named(name, card);
+  if (!named) return invalid(concat("KVFOLIO_CUDA_KERNEL: ", named.error().message()));
+  return named;
+}
+
 }  // namespace
 
 AttendPlan::AttendPlan(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -323,9 +333,10 @@ Result<AttendPlan> make_plan(Kernels& kernels, const DeviceAttention& call,
   impl->call = attention_call(call);
   Result<CardChoice> card = kernels.impl().attention.choose(impl->call);
   if (!card) return card.error();
-  const KernelChoice& choice = card->choice;
-  Result<AttentionPlan> plan = capacity == nullptr ? plan_attention(impl->call, choice)
-                                                   : plan_attention(impl->call, choice, *capacity);
+  const Result<KernelChoice> choice = choice_for(card->choice);
+  if (!choice) return choice.error();
+  Result<AttentionPlan> plan = capacity == nullptr ? plan_attention(impl->call, *choice)
+                                                   : plan_attention(impl->call, *choice, *capacity);
   if (!plan) return plan.error();
   impl->left_out = std::move(card->left_out);
   impl->plan = *std::move(plan);

@@ -66,6 +66,9 @@ void numbers_of_a_set_are_those_of_the_text() {
     } else if (launch.kernel == KernelName::kWgmma) {
       threads = kGroupThreads;
       bytes = GroupMemory::kBytes;
+    } else if (launch.kernel == KernelName::kWgmmaTiles) {
+      threads = kGroupThreads;
+      if constexpr (D <= 128) bytes = GroupTileMemory<E, D>::kBytes;
     } else {
       if constexpr (!has_scales(E)) bytes = StreamMemory<E, D>::kBytes;
     }
@@ -74,8 +77,7 @@ void numbers_of_a_set_are_those_of_the_text() {
     EXPECT_THAT(kernel.symbol, HasSubstr(name));
     ++found;
   }
-  const bool old = kSet == KernelSet::kSm90a;
-  EXPECT_EQ(found, D == 256 ? 2 : has_scales(E) ? (old ? 8 : 12) : D == 128 || !old ? 16 : 12);
+  EXPECT_EQ(found, D == 256 ? 2 : has_scales(E) ? 12 : 16);
 }
 template <Element E, int D>
 void numbers_are_those_of_the_text() {
@@ -130,6 +132,12 @@ TEST(CudaAttendModules, SymbolsAreThoseOfTheCompiler) {
   launch.kernel = KernelName::kWgmma;
   EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
             "_ZN7kvfolio4cuda12wgmma_kernelILb0EEEvNS0_10AttendArgsE");
+  launch.kernel = KernelName::kWgmmaTiles;
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol, "");
+  launch.head_dim = 64;
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
+            "_ZN7kvfolio4cuda18wgmma_tiles_kernelILNS0_7ElementE2ELi64EEEvNS0_10AttendArgsE");
+  EXPECT_EQ(kernel_of(launch, KernelSet::kSm80).symbol, "");
   launch.kernel = KernelName::kMerge;
   EXPECT_EQ(kernel_of(launch, KernelSet::kSm90a).symbol,
             "_ZN7kvfolio4cuda12merge_kernelILi8EEEvNS0_10AttendArgsE");
@@ -456,6 +464,24 @@ TEST(CudaAttend, AGraphPlansOnTheDeviceAndServesEveryBatchWithinItsCapacity) {
   }
 }
 
+// A kernel that no device has shown is asked for by name.
+TEST(CudaAttend, TheKernelForChunksIsTheOneThatTheEnvironmentPrefers) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kBF16, 64, DType::kBF16);
+  const auto prefill_with = [&](const char* name) {
+    ::setenv("KVFOLIO_CUDA_KERNEL", name, 1);
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+    ::unsetenv("KVFOLIO_CUDA_KERNEL");
+    return plan ? std::string(to_string(plan->impl().plan.prefill)) : plan.error().message();
+  };
+  EXPECT_EQ(prefill_with(""), "cuda-prefill");
+  EXPECT_EQ(prefill_with("cuda-wgmma"), "cuda-prefill");
+  EXPECT_EQ(prefill_with("cuda-wgmma-tiles"), "cuda-wgmma-tiles");
+  EXPECT_EQ(prefill_with("wgmma"),
+            "KVFOLIO_CUDA_KERNEL: the kernel for chunks is wgmma, allowed: cuda-node, "
+            "cuda-prefill, cuda-wgmma, cuda-wgmma-tiles");
+}
+
 TEST(CudaAttend, AWindowIsThatOfTheCpu) {
   FakeDriver fake;
   Twins twins(fake, DType::kF32, 24, DType::kF32);
@@ -712,6 +738,31 @@ TEST(CudaAttendCards, EachTakesItsImagesAndTheKernelsThatItHasRoomFor) {
   }
 }
 
+TEST(CudaAttendCards, TheKernelThatIsAskedForStartsWhereTheCardHasItAndIsNamed) {
+  const PlayedCard cards[] = {
+      {8, 0, "cuda-sm80-tiles: cuda-prefill, cuda-node, cuda-merge"},
+      {8, 6,
+       "cuda-sm86-tiles: cuda-narrow, cuda-node, cuda-merge; left out: cuda-prefill of bf16, "
+       "head_dim 64, takes 109056 bytes of shared memory for a block, device 0 (Fake 0) has "
+       "101376"},
+      {9, 0, "cuda-sm90-tiles: cuda-wgmma-tiles, cuda-node, cuda-merge"}};
+  std::vector<float> rows;
+  for (const PlayedCard& card : cards) {
+    SCOPED_TRACE(card.explains);
+    FakeDriver fake;
+    fake.play(card.major, card.minor);
+    Twins twins(fake, DType::kBF16, 64, DType::kBF16, 36);
+    ::setenv("KVFOLIO_CUDA_KERNEL", "cuda-wgmma-tiles", 1);
+    const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+    ::unsetenv("KVFOLIO_CUDA_KERNEL");
+    ASSERT_TRUE(plan) << plan.error().message();
+    EXPECT_EQ(plan->explain(), card.explains);
+    EXPECT_LT(twins.error_of_layer(0, *plan), 4e-3);
+    if (rows.empty()) rows = twins.got;
+    EXPECT_EQ(rows, twins.got);
+  }
+}
+
 TEST(CudaAttendCards, AStreamHasAsManyBlocksAsFitBesideEachOther) {
   const std::pair<std::pair<int, int>, std::int32_t> cards[] = {
       {{8, 0}, 2 * 108}, {{8, 6}, 72}, {{9, 0}, 3 * 132}, {{12, 0}, 170}};
@@ -745,6 +796,7 @@ TEST(CudaAttendCards, NodesAndStreamsFitEveryCard) {
         const Result<CardChoice> chosen = modules.choose(call);
         ASSERT_TRUE(chosen);
         EXPECT_TRUE(chosen->choice.prefill);
+        EXPECT_EQ(chosen->choice.wgmma, set == KernelSet::kSm90a);
         EXPECT_EQ(chosen->choice.stream, !has_scales(element));
         for (const KernelLaunch& launch : launches_of_tiles(element, head_dim, set)) {
           if (launch.kernel == KernelName::kPrefill) continue;
