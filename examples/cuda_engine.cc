@@ -132,14 +132,7 @@ class OnDevice final : public Compute {
         stream_(check(cuda::Stream::create(device_))),
         image_of_host_(check(cuda::PinnedMemory::allocate(device_, kImageBytes))),
         // Q, K, V and the result of each layer, the plan of attention, and its workspace.
-        arrays_(check(memory_->allocate(kArrayBytes))) {}
-  ~OnDevice() override {
-    graphs_.clear();
-    plan_ = nullptr;
-    memory_->deallocate(arrays_, kArrayBytes);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+        arrays_(check(cuda::DeviceBuffer::allocate(*memory_, kArrayBytes))) {}
 
   MemoryResource* memory() override { return memory_.get(); }
   MemoryResource* arena() override { return pinned_.get(); }
@@ -167,8 +160,8 @@ class OnDevice final : public Compute {
     const cuda::DeviceAttention call = attention(view, *plan, cache.spec().groups[0]);
     const cuda::AttendPlan cut = check(cuda::plan_attend(*kernels_, call));  // for all layers
     if (cut.workspace_bytes() > kWorkspaceBytes) std::exit(1);
-    check(cuda::upload(*kernels_, cut, {image_of_host_.data(), kImageBytes}, arrays_ + kImageAt,
-                       arrays_ + kWorkspaceAt, stream()));
+    check(cuda::upload(*kernels_, cut, {image_of_host_.data(), kImageBytes},
+                       arrays_.data() + kImageAt, arrays_.data() + kWorkspaceAt, stream()));
     const bool decodes = tokens.size() == plan->sequences.size();
     if (decodes) {
       cuda::Graph& graph = graphs_[cut.shape()];
@@ -178,6 +171,7 @@ class OnDevice final : public Compute {
         ++num_replays;
       }
       check(graph.launch(stream()));
+      plan_->applied();  // in the graph
     } else {
       check(layers(call, cut));
     }
@@ -198,7 +192,7 @@ class OnDevice final : public Compute {
 
   // [kChunk, kWidth] of a layer, what: 3 is the result.
   [[nodiscard]] std::byte* rows_at(std::int32_t layer, std::int32_t what) const {
-    return arrays_ + (4 * layer + what) * kRowsBytes;
+    return arrays_.data() + (4 * layer + what) * kRowsBytes;
   }
   [[nodiscard]] RowsView view_of(std::int32_t layer, std::int32_t what, std::int32_t tokens) const {
     return contiguous_rows(rows_at(layer, what), tokens, kHeads, kDim, DType::kF32);
@@ -254,8 +248,8 @@ class OnDevice final : public Compute {
       call.layer = layer;
       call.q = view_of(layer, kQ, n);
       call.out = view_of(layer, 3, n);
-      KVFOLIO_RETURN_IF_ERROR(
-          cuda::attend(*kernels_, call, cut, arrays_ + kImageAt, arrays_ + kWorkspaceAt, stream()));
+      KVFOLIO_RETURN_IF_ERROR(cuda::attend(*kernels_, call, cut, arrays_.data() + kImageAt,
+                                           arrays_.data() + kWorkspaceAt, stream()));
     }
     return {};
   }
@@ -266,7 +260,7 @@ class OnDevice final : public Compute {
   std::unique_ptr<cuda::PinnedHostMemory> pinned_;
   cuda::Stream stream_;
   cuda::PinnedMemory image_of_host_;
-  std::byte* arrays_;
+  cuda::DeviceBuffer arrays_;
   std::unique_ptr<cuda::DevicePlan> plan_;
   std::map<cuda::AttendShape, cuda::Graph> graphs_;
 };

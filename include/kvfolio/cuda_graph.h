@@ -7,6 +7,7 @@
 //   auto graph = cuda::Graph::capture(device, stream, [&] { return start_step(stream); });
 //   upload(kernels, plan, pinned, image, workspace, stream);  // what changes, where it lay before
 //   graph->launch(stream);
+//   device_plan->applied();  // if start_step() has DevicePlan::apply() in it
 //
 // May be captured: append(), gather(), attend(), DevicePlan::apply(), BatchAttention::run(), copies
 // of the caller's own. May not: what waits, allocates or records an event, and what the host writes
@@ -15,7 +16,7 @@
 // so plan once before.
 // Addresses, numbers and grids stay those of the capture. attend() serves as long as
 // AttendPlan::shape() is the same.
-// Only the calling thread is watched while it captures: others go on using the device.
+// Other threads go on using the device while one captures.
 // Thread safety: one thread at a time.
 
 #include <memory>
@@ -30,14 +31,21 @@ namespace kvfolio::cuda {
 class KVFOLIO_API Graph {
  public:
   // record() gives `stream` its work and answers a Status; none of the work runs. An error of it is
-  // the answer, and nothing is kept. kInvalidArgument: a null device, the legacy stream.
+  // the answer, and nothing is kept. kInvalidArgument: a null device, a null stream: the legacy one
+  // cannot be captured.
   // kUnavailable: what was given cannot be captured, or the driver fails; the stream is usable.
   template <typename Record>
   static Result<Graph> capture(const std::shared_ptr<Device>& device, void* stream,
                                Record&& record) {
-    KVFOLIO_RETURN_IF_ERROR(begin(device, stream));
-    return end(device, stream, record());
+    KVFOLIO_RETURN_IF_ERROR(begin_capture(device, stream));
+    return end_capture(device, stream, record());
   }
+  // The two ends of a capture, for callers that cannot pass a function: one thread makes both
+  // calls, and what it gives the stream between them is recorded. Behind each begin_capture() that
+  // is ok comes an end_capture(); `recorded`, if it is an error, is the answer.
+  static Status begin_capture(const std::shared_ptr<Device>& device, void* stream);
+  static Result<Graph> end_capture(const std::shared_ptr<Device>& device, void* stream,
+                                   const Status& recorded = {});
   Graph() = default;
   Graph(Graph&& other) noexcept { *this = std::move(other); }
   Graph& operator=(Graph&& other) noexcept;
@@ -53,9 +61,6 @@ class KVFOLIO_API Graph {
   [[nodiscard]] void* handle() const noexcept { return handle_; }
 
  private:
-  static Status begin(const std::shared_ptr<Device>& device, void* stream);
-  static Result<Graph> end(const std::shared_ptr<Device>& device, void* stream,
-                           const Status& recorded);
   void release() noexcept;
   std::shared_ptr<Device> device_;
   void* handle_ = nullptr;

@@ -144,9 +144,7 @@ struct OffloadOptions {
   std::span<const RootEpoch> root_epochs{};  // NameEpochs::roots
   MemoryResource* resource = nullptr;        // of the arena; null: HostMemory
   // Where the engine enqueues its steps, for a cache in memory that copies later: copies come
-  // behind what is enqueued there (MemoryResource::submit()). Null: behind nothing, so not the
-  // legacy stream of CUDA, which is torch's default and has to be named:
-  // reinterpret_cast<void*>(1).
+  // behind what is enqueued there (MemoryResource::submit()).
   void* stream = nullptr;
 };
 
