@@ -129,7 +129,7 @@ class KVFOLIO_API DeviceMemory : public MemoryResource {
 // The memory outlives it, and work that uses it has passed before it ends.
 class KVFOLIO_API DeviceBuffer {
  public:
-  // Of any content. kOutOfMemory, kUnavailable; kInvalidArgument: bytes < 1.
+  // Its bytes may be anything. kOutOfMemory, kUnavailable; kInvalidArgument: bytes < 1.
   static Result<DeviceBuffer> allocate(DeviceMemory& memory, std::int64_t bytes);
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }

@@ -416,8 +416,8 @@ KVFOLIO_C_API int32_t kvfolio_cuda_batch_attention_run(kvfolio_cuda_batch_attent
                                                        void* out, const kvfolio_rows* out_rows,
                                                        float* lse, void* stream,
                                                        kvfolio_error* error);
-// Of the last plan: the shape by which a captured run is known, all 0 without a plan; and the name
-// of its kernels, empty without one, valid until the next plan.
+// What the last plan is: the shape by which a captured run is known, all 0 without a plan; and the
+// name of its kernels, empty without one, valid until the next plan.
 KVFOLIO_C_API int32_t
 kvfolio_cuda_batch_attention_get_shape(const kvfolio_cuda_batch_attention* attention,
                                        kvfolio_cuda_attend_shape* out, kvfolio_error* error);

@@ -10,7 +10,7 @@ use std::ptr::{null_mut, NonNull};
 pub(crate) struct ViewHandle(NonNull<sys::kvfolio_view>);
 
 impl ViewHandle {
-    /// Of a handle that C gave, and that goes with this.
+    /// Takes over a handle that C gave.
     #[cfg(feature = "cuda")]
     pub(crate) fn of_handle(handle: NonNull<sys::kvfolio_view>) -> ViewHandle {
         ViewHandle(handle)

@@ -90,7 +90,7 @@ impl PagedView {
 /// Options of [`BatchAttention::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchAttentionOptions {
-    /// Of a step: 1 to 2^20.
+    /// Sequences of a step: 1 to 2^20.
     pub max_sequences: i32,
     /// 1 to 2^24.
     pub max_pages_of_sequence: i32,
@@ -121,9 +121,9 @@ pub struct BatchAttentionPlan<'a> {
     pub window_left: i32,
     /// 0: none.
     pub logits_soft_cap: f64,
-    /// Of q.
+    /// The type of q.
     pub q_data_type: DType,
-    /// Of the result.
+    /// That of the result.
     pub o_data_type: DType,
 }
 
