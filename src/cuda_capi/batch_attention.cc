@@ -122,9 +122,9 @@ int32_t kvfolio_cuda_batch_attention_plan(kvfolio_cuda_batch_attention* attentio
   KVFOLIO_C_RETURN_IF_ERROR(read_page_arrays(__func__, num_sequences, qo_indptr, kv_indptr,
                                              kv_indices, num_kv_indices, kv_last_page_len, step));
   step.paged_kv = view_of(*paged_kv);
-  Status planned = attention->attention->plan(step, stream);
+  const Status planned = attention->attention->plan(step, stream);
   attention->target = attention->attention->target();
-  return answer(error, std::move(planned));
+  return answer(error, planned);
 }
 
 int32_t kvfolio_cuda_batch_attention_run(kvfolio_cuda_batch_attention* attention, const void* q,
