@@ -137,6 +137,10 @@ Status run(const CacheSpec& spec) {
       *kernels, {.max_sequences = 1, .max_pages_of_sequence = 1, .workspace_bytes = 16});
   if (!attention) return attention.error();
   if (replay(*device, **attention, {}, step.call.cache, nullptr).ok()) return {};  // no plan
+  std::byte* const nowhere = nullptr;
+  const Status planned =
+      replay_any(*device, **kernels, step.call, nowhere, nowhere, nullptr, nullptr);
+  if (planned.ok()) return {};  // no rows
   return run_step(**kernels, step);
 }
 
