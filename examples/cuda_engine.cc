@@ -134,14 +134,7 @@ class OnDevice final : public Compute {
         stream_(check(cuda::Stream::create(device_))),
         image_of_host_(check(cuda::PinnedMemory::allocate(device_, kImageBytes))),
         // Q, K, V and the result of each layer, the plan of attention, and its workspace.
-        arrays_(check(memory_->allocate(kArrayBytes))) {}
-  ~OnDevice() override {
-    graphs_.clear();
-    plan_ = nullptr;
-    memory_->deallocate(arrays_, kArrayBytes);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+        arrays_(check(cuda::DeviceBuffer::allocate(*memory_, kArrayBytes))) {}
 
   MemoryResource* memory() override { return memory_.get(); }
   MemoryResource* arena() override { return pinned_.get(); }
@@ -173,8 +166,8 @@ class OnDevice final : public Compute {
     } else {
       const cuda::AttendPlan cut = check(cuda::plan_attend(*kernels_, call));  // for all layers
       if (cut.workspace_bytes() > kWorkspaceBytes) std::exit(1);
-      check(cuda::upload(*kernels_, cut, {image_of_host_.data(), kImageBytes}, arrays_ + kImageAt,
-                         arrays_ + kWorkspaceAt, stream()));
+      check(cuda::upload(*kernels_, cut, {image_of_host_.data(), kImageBytes},
+                         arrays_.data() + kImageAt, arrays_.data() + kWorkspaceAt, stream()));
       check(layers(call, cut, call.q.num_tokens));
     }
     check(stream_.synchronize());
@@ -194,7 +187,7 @@ class OnDevice final : public Compute {
 
   // [kChunk, kWidth] of a layer, what: 3 is the result.
   [[nodiscard]] std::byte* rows_at(std::int32_t layer, std::int32_t what) const {
-    return arrays_ + (4 * layer + what) * kRowsBytes;
+    return arrays_.data() + (4 * layer + what) * kRowsBytes;
   }
   [[nodiscard]] RowsView view_of(std::int32_t layer, std::int32_t what, std::int32_t tokens) const {
     return contiguous_rows(rows_at(layer, what), tokens, kHeads, kDim, DType::kF32);
@@ -257,9 +250,9 @@ class OnDevice final : public Compute {
       }
       captured.graph =
           check(cuda::Graph::capture(device_, stream(), captured.plan->shape(), [&]() -> Status {
-            KVFOLIO_RETURN_IF_ERROR(cuda::plan_on_device(*kernels_, call, *captured.plan,
-                                                         arrays_ + kImageAt, arrays_ + kWorkspaceAt,
-                                                         stream(), plan_->arrays().counts));
+            KVFOLIO_RETURN_IF_ERROR(cuda::plan_on_device(
+                *kernels_, call, *captured.plan, arrays_.data() + kImageAt,
+                arrays_.data() + kWorkspaceAt, stream(), plan_->arrays().counts));
             return layers(call, *captured.plan, size);
           }));
     } else {
@@ -267,6 +260,7 @@ class OnDevice final : public Compute {
     }
     check(captured.plan->check(call.batch));  // else the kernel finds out, and nothing is computed
     check(captured.graph.launch(stream(), captured.plan->shape()));
+    plan_->applied();  // in the graph
   }
   // What is captured, or runs as it is; the batch has `rows` rows, padding among them.
   Status layers(cuda::DeviceAttention call, const cuda::AttendPlan& cut, std::int32_t rows) {
@@ -279,8 +273,8 @@ class OnDevice final : public Compute {
       call.layer = layer;
       call.q = view_of(layer, kQ, n);
       call.out = view_of(layer, 3, n);
-      KVFOLIO_RETURN_IF_ERROR(
-          cuda::attend(*kernels_, call, cut, arrays_ + kImageAt, arrays_ + kWorkspaceAt, stream()));
+      KVFOLIO_RETURN_IF_ERROR(cuda::attend(*kernels_, call, cut, arrays_.data() + kImageAt,
+                                           arrays_.data() + kWorkspaceAt, stream()));
     }
     return {};
   }
@@ -291,7 +285,7 @@ class OnDevice final : public Compute {
   std::unique_ptr<cuda::PinnedHostMemory> pinned_;
   cuda::Stream stream_;
   cuda::PinnedMemory image_of_host_;
-  std::byte* arrays_;
+  cuda::DeviceBuffer arrays_;
   std::unique_ptr<cuda::DevicePlan> plan_;
   std::map<std::int32_t, Captured> graphs_;  // batch size
 };

@@ -72,7 +72,7 @@ import (
 // none.
 type DevicePointer uintptr
 
-// CUDAStreamHandle is a CUstream or cudaStream_t; 0: the legacy stream of the device.
+// CUDAStreamHandle is a CUstream or cudaStream_t; 0 is the legacy default stream of the device.
 type CUDAStreamHandle uintptr
 
 // CUDAAvailable returns nil if there is a driver that is new enough, and at least one device;
@@ -173,7 +173,7 @@ func (d *CUDADevice) Synchronize() error {
 	return d.done(s, C.kvfolio_cuda_device_synchronize(d.p(), &s.err))
 }
 
-// CUDAStream is a stream that does not wait for the legacy one. It belongs to one goroutine at a time.
+// CUDAStream is a stream that does not wait for the legacy default one. It belongs to one goroutine at a time.
 type CUDAStream struct {
 	c *C.kvfolio_cuda_stream
 	birth

@@ -19,7 +19,8 @@ import (
 func init() {
 	isCUDA = true
 	withMethods = append(withMethods, (*CUDADevice)(nil), (*CUDAStream)(nil), (*CUDAEvent)(nil),
-		(*CUDAPinned)(nil), (*CUDAMemory)(nil), (*CUDAKernels)(nil), (*CUDAAttendPlan)(nil))
+		(*CUDAPinned)(nil), (*CUDAMemory)(nil), (*CUDAKernels)(nil), (*CUDAAttendPlan)(nil),
+		(*DevicePlan)(nil), (*PagedKV)(nil), (*BatchAttention)(nil), (*CUDAGraph)(nil))
 }
 
 const deviceTokens = 10
@@ -258,6 +259,7 @@ func TestAttentionOnADeviceIsNearThatOfTheCPU(t *testing.T) {
 			t.Fatal(i, got[i], want[i])
 		}
 	}
+	m.batchAttention(device, host, call, plan, out, got)
 	wrong := *call
 	wrong.KVLens = nil
 	_, err = m.kernels.PlanAttend(&wrong)
@@ -269,6 +271,196 @@ func TestAttentionOnADeviceIsNearThatOfTheCPU(t *testing.T) {
 	wants(t, m.kernels.Upload(plan, nil, image, workspace, 0), ErrInvalidArgument)
 	plan.Close()
 	wants(t, m.kernels.Attend(call, plan, image, workspace, 0), ErrFailedPrecondition)
+}
+
+// batchAttention: what the call gave that has the arrays one by one, from FlashInfer's; in a graph, too.
+func (m *machine) batchAttention(cache, host *View, call *DeviceAttention, plan *CUDAAttendPlan,
+	out DeviceRows, want []float32) {
+	t, stream := m.t, m.stream.Handle()
+	b, err := m.kernels.NewBatchAttention(BatchAttentionOptions{MaxSequences: 2,
+		MaxPagesOfSequence: 3, WorkspaceBytes: 1 << 16})
+	must(t, err)
+	defer b.Close()
+	equal(t, "target", b.Target(), "")
+	wants(t, b.Run(call.Q, cache, 0, out, 0, stream), ErrFailedPrecondition)
+	// An engine's own tensors, with the rows of the cache.
+	var k, v []float32
+	for i := 0; i < 6*2*4; i++ {
+		k = append(k, unsafe.Slice((*float32)(host.K(0, i/8, i/4%2, i%4)), 16)...)
+		v = append(v, unsafe.Slice((*float32)(host.V(0, i/8, i/4%2, i%4)), 16)...)
+	}
+	tensors := &PagedKV{K: m.upload(bytesOf(k)), V: m.upload(bytesOf(v)), Layout: HND, NumPages: 6,
+		PageSize: 4, NumKVHeads: 2, HeadDim: 16, DType: F32}
+	pages, err := tensors.View()
+	must(t, err)
+	defer pages.Close()
+	step := &BatchAttentionPlan{QOIndptr: []int32{0, 2}, KVIndptr: []int32{0, 3},
+		KVIndices: deviceTable, KVLastPageLen: []int32{2}, NumQOHeads: 4, Causal: true,
+		QDataType: F32, ODataType: F32}
+	must(t, b.Plan(step, cache, stream))
+	equal(t, "target", b.Target(), "cuda-sm90-general")
+	shape, err := b.Shape()
+	must(t, err)
+	wanted, err := plan.Shape()
+	must(t, err)
+	equal(t, "shape", shape, wanted)
+	equal(t, "rows", shape.NumRows, 2)
+	if b.DeviceBytes() < 1<<16 || b.PinnedBytes() < 1 {
+		t.Fatal(b.DeviceBytes(), b.PinnedBytes())
+	}
+	got := make([]float32, len(want))
+	check := func(what string) {
+		m.download(bytesOf(got), out.Data)
+		equal(t, what, got, want)
+		must(t, m.memory.CopyIn(out.Data, make([]byte, 4*len(want))))
+	}
+	must(t, m.memory.CopyIn(out.Data, make([]byte, 4*len(want))))
+	must(t, b.Run(call.Q, cache, 0, out, 0, stream))
+	check("rows of a run")
+	must(t, b.Plan(step, pages, stream))
+	graph, err := m.device.Capture(stream, func() error {
+		return b.Run(call.Q, pages, 0, out, 0, stream)
+	})
+	must(t, err)
+	defer graph.Close()
+	m.download(bytesOf(got), out.Data)
+	equal(t, "a capture runs nothing", got[0] == 0 && graph.Handle() != 0, true)
+	for i := 0; i < 2; i++ {
+		must(t, graph.Launch(stream))
+		check("rows of a launch")
+	}
+	// What cannot be captured, and what record says, is the answer; the stream goes on.
+	_, err = m.device.Capture(stream, func() error { return b.Plan(step, pages, stream) })
+	wants(t, err, ErrFailedPrecondition)
+	_, err = m.device.Capture(stream, m.stream.Synchronize)
+	wants(t, err, ErrUnavailable)
+	_, err = m.device.Capture(0, m.stream.Synchronize)
+	wants(t, err, ErrInvalidArgument)
+	_, err = m.device.Capture(stream, nil)
+	wants(t, err, ErrInvalidArgument)
+	func() {
+		defer func() { equal(t, "panic", recover(), "of record") }()
+		_, _ = m.device.Capture(stream, func() error { panic("of record") })
+	}()
+	must(t, m.stream.Synchronize())
+	wrong := *step
+	wrong.KVIndices = []int32{4, 6, 2}
+	e := wants(t, b.Plan(&wrong, pages, stream), ErrInvalidArgument)
+	if !strings.Contains(e.Message, "kv_indices[1] is 6, allowed: 0 to 5") {
+		t.Fatal(e)
+	}
+	wrong = *step
+	wrong.KVIndptr = nil
+	wants(t, b.Plan(&wrong, pages, stream), ErrInvalidArgument)
+	wrong = *step
+	wrong.Window = -1
+	wants(t, b.Plan(&wrong, pages, stream), ErrInvalidArgument)
+	wants(t, b.Plan(nil, pages, stream), ErrInvalidArgument)
+	wants(t, b.Plan(step, nil, stream), ErrFailedPrecondition)
+	_, err = new(PagedKV).View()
+	wants(t, err, ErrInvalidArgument)
+	_, err = m.kernels.NewBatchAttention(BatchAttentionOptions{})
+	wants(t, err, ErrInvalidArgument)
+}
+
+// Steps whose tables go up entry by entry, then whole, and are there.
+func TestPlansOnADeviceAreThoseOfTheCache(t *testing.T) {
+	m := newMachine(t)
+	c, err := NewCache(deviceGroup(), &Options{MaxSequences: 4})
+	must(t, err)
+	defer c.Close()
+	options := &DevicePlanOptions{MaxSequences: 4, MaxTokens: 16, NumRows: c.NumRows(),
+		Groups: []DevicePlanGroup{{BlockSize: 4, TableStride: 8}}}
+	plan, err := m.kernels.NewDevicePlan(options)
+	must(t, err)
+	defer plan.Close()
+	if plan.DeviceBytes() < 1 || plan.PinnedBytes() < 1 {
+		t.Fatal(plan.DeviceBytes(), plan.PinnedBytes())
+	}
+	opened, err := c.Open(nil, nil)
+	must(t, err)
+	a, stream := opened.Sequence, m.stream.Handle()
+	begin := func(token int32, o *PlanOptions) (Ticket, *Plan) {
+		ticket, err := c.BeginStep(0)
+		must(t, err)
+		must(t, c.Append(a, []int32{token}, 0))
+		arrays, err := c.Plan(o)
+		must(t, err)
+		return ticket, arrays
+	}
+	changes := &PlanOptions{ChangedEntries: true}
+	var graph *CUDAGraph
+	for i := int32(0); i < 7; i++ {
+		ticket, arrays := begin(i, changes)
+		if i%3 == 2 {
+			arrays = arrays.Clone() // memory of Go
+		}
+		needs, err := plan.NeedsBlockTables(arrays)
+		must(t, err)
+		equal(t, "needs tables", needs, false)
+		switch {
+		case i%2 == 0:
+			must(t, plan.Upload(arrays, stream))
+		case i < 5:
+			must(t, plan.Send(arrays, stream))
+			e := wants(t, plan.Send(arrays, stream), ErrFailedPrecondition)
+			if !strings.Contains(e.Message, "was sent and not applied; call apply()") {
+				t.Fatal(e)
+			}
+			must(t, plan.Apply(stream))
+		default:
+			must(t, plan.Send(arrays, stream))
+			graph, err = m.device.Capture(stream, func() error { return plan.Apply(stream) })
+			must(t, err)
+			defer graph.Close()
+			must(t, graph.Launch(stream))
+			plan.Applied()
+		}
+		must(t, plan.Verify(arrays, stream))
+		info, err := plan.LastUpload()
+		must(t, err)
+		whole := int64(0)
+		if i == 4 {
+			whole = 1
+		}
+		equal(t, "whole rows", info.WholeRows, whole)
+		equal(t, "bytes", info.Bytes > 0, true)
+		must(t, plan.Wait())
+		must(t, c.Finish(ticket))
+		if i == 3 {
+			plan.Resend()
+		}
+	}
+	arrays, err := plan.Arrays()
+	must(t, err)
+	group, err := plan.Group(0)
+	must(t, err)
+	equal(t, "arrays", arrays.KVLens != 0 && arrays.Positions == 0 && group.BatchTable != 0 &&
+		group.SlotMapping64 == 0, true)
+	equal(t, "stride", group.TableStride, 8)
+	lens, table := make([]int32, 4), make([]int32, 8)
+	m.download(bytesOf(lens), arrays.KVLens)
+	equal(t, "lengths", lens, []int32{7, 0, 0, 0})
+	m.download(bytesOf(table), group.BatchTable)
+	blocks, err := c.BlockTable(a, 0)
+	must(t, err)
+	equal(t, "table", table[:2], blocks)
+	_, err = plan.Group(1)
+	wants(t, err, ErrInvalidArgument)
+	// A step that it was never told of.
+	none := &PlanOptions{ChangedEntries: true, NoBlockTables: true}
+	ticket, _ := begin(8, none)
+	must(t, c.Finish(ticket))
+	_, step := begin(9, none)
+	needs, err := plan.NeedsBlockTables(step)
+	must(t, err)
+	equal(t, "needs tables", needs, true)
+	wants(t, plan.Upload(step, stream), ErrFailedPrecondition)
+	wants(t, plan.Upload(nil, stream), ErrInvalidArgument)
+	wants(t, plan.Upload(&Plan{}, stream), ErrInvalidArgument)
+	options.MaxSequences = 0
+	_, err = m.kernels.NewDevicePlan(options)
+	wants(t, err, ErrInvalidArgument)
 }
 
 func TestEventsOrderStreams(t *testing.T) {
@@ -301,15 +493,29 @@ func TestEventsOrderStreams(t *testing.T) {
 func TestHandlesOfADeviceEndInAnyOrder(t *testing.T) {
 	m := newMachine(t)
 	p := m.upload([]byte{1, 2, 3, 4})
+	plan, err := m.kernels.NewDevicePlan(&DevicePlanOptions{MaxSequences: 1, MaxTokens: 1,
+		NumRows: 1, Groups: []DevicePlanGroup{{BlockSize: 4, TableStride: 1}}})
+	must(t, err)
+	batch, err := m.kernels.NewBatchAttention(BatchAttentionOptions{MaxSequences: 1,
+		MaxPagesOfSequence: 1, MaxImageBytes: 16, WorkspaceBytes: 16})
+	must(t, err)
+	graph, err := m.device.Capture(m.stream.Handle(), func() error { return nil })
+	must(t, err)
 	m.device.Close()
 	m.kernels.Close()
 	m.stream.Close()
+	plan.Close()
+	must(t, graph.Launch(0))
+	graph.Close()
+	batch.Close()
+	wants(t, graph.Launch(0), ErrFailedPrecondition)
+	wants(t, plan.Apply(0), ErrFailedPrecondition)
 	back := make([]byte, 4)
 	must(t, m.memory.Copy(p+2, p, 2))
 	must(t, m.memory.CopyOut(back, p))
 	equal(t, "bytes", back, []byte{1, 2, 1, 2})
 	wants(t, m.device.Status(), ErrFailedPrecondition)
-	_, err := m.device.NewStream()
+	_, err = m.device.NewStream()
 	wants(t, err, ErrFailedPrecondition)
 	second, err := OpenCUDA(1)
 	must(t, err)

@@ -24,5 +24,7 @@ class KVCacheManager;  // manager.h
 [[nodiscard]] KVFOLIO_API std::weak_ptr<const void> lifetime_of(const kvfolio_manager& handle);
 [[nodiscard]] KVFOLIO_API const RootKey& root_key_of(const kvfolio_root& handle) noexcept;
 [[nodiscard]] KVFOLIO_API const KVView& view_of(const kvfolio_view& handle) noexcept;
+// For kvfolio_view_destroy(). Null: no memory for the handle.
+[[nodiscard]] KVFOLIO_API kvfolio_view* new_handle(const KVView& view) noexcept;
 
 }  // namespace kvfolio

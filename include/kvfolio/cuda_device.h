@@ -3,8 +3,10 @@
 
 // NVIDIA cards, for libkvfolio_cuda: link kvfolio::kvfolio_cuda. Neither this header nor the
 // library needs CUDA: NVIDIA's driver (libcuda.so.1) is loaded when a device is asked for, so a
-// program starts where there is none and is told so. Streams and events are `void*`: a CUstream or
-// cudaStream_t, a CUevent or cudaEvent_t.
+// program starts where there is none and is told so. Events are `void*`: a CUevent or cudaEvent_t.
+// So are streams: a CUstream or cudaStream_t. A null stream is the legacy default stream of the
+// device in every call that takes one, submit() of its memory and OffloadOptions::stream among
+// them; the driver's other name for it, (void*)1, is as good.
 //
 //   if (Status none = cuda::available(); !none.ok()) return use_the_cpu(none.message());
 //   Result<std::shared_ptr<cuda::Device>> device = cuda::Device::open(0);
@@ -17,6 +19,8 @@
 // Where a device is asked for, a null pointer is kInvalidArgument ("device is null"). An Event or a
 // Stream that was made by its default constructor, or moved from, has no handle: each of its calls
 // is kFailedPrecondition, and it may be assigned to and destroyed.
+// Graphs that other threads capture, in any mode, neither refuse a call of this library nor are
+// broken by one.
 // Thread safety: a Device may be used by several threads at once; a Stream or an Event belongs to
 // one thread at a time.
 
@@ -119,8 +123,8 @@ class KVFOLIO_API Event {
   void* handle_ = nullptr;
 };
 
-// A stream that does not wait for the legacy one. Streams of an engine serve as well: calls take
-// their handle.
+// A stream that does not wait for the legacy default one. Streams of an engine serve as well: calls
+// take their handle.
 class KVFOLIO_API Stream {
  public:
   static Result<Stream> create(std::shared_ptr<Device> device);

@@ -7,6 +7,7 @@
 //   auto graph = cuda::Graph::capture(device, stream, [&] { return start_step(stream); });
 //   upload(kernels, plan, pinned, image, workspace, stream);  // what changes, where it lay before
 //   graph->launch(stream);
+//   device_plan->applied();  // if start_step() has DevicePlan::apply() in it
 //
 // May be captured: append(), gather(), plan_on_device(), attend(), DevicePlan::apply(),
 // BatchAttention::run(), copies of the caller's own. May not: what waits, allocates or records an
@@ -31,13 +32,14 @@ namespace kvfolio::cuda {
 class KVFOLIO_API Graph {
  public:
   // record() gives `stream` its work and answers a Status; none of the work runs. An error of it is
-  // the answer, and nothing is kept. kInvalidArgument: a null device, the legacy stream.
+  // the answer, and nothing is kept. kInvalidArgument: a null device, a null stream: the legacy one
+  // cannot be captured.
   // kUnavailable: what was given cannot be captured, or the driver fails; the stream is usable.
   template <typename Record>
   static Result<Graph> capture(const std::shared_ptr<Device>& device, void* stream,
                                Record&& record) {
-    KVFOLIO_RETURN_IF_ERROR(begin(device, stream));
-    return end(device, stream, record());
+    KVFOLIO_RETURN_IF_ERROR(begin_capture(device, stream));
+    return end_capture(device, stream, record());
   }
   // The same, of a record() that starts attend() of plans of this shape.
   template <typename Record>
@@ -47,6 +49,12 @@ class KVFOLIO_API Graph {
     if (graph) graph->shape_ = shape;
     return graph;
   }
+  // The two ends of a capture, for callers that cannot pass a function: one thread makes both
+  // calls, and what it gives the stream between them is recorded. Behind each begin_capture() that
+  // is ok comes an end_capture(); `recorded`, if it is an error, is the answer.
+  static Status begin_capture(const std::shared_ptr<Device>& device, void* stream);
+  static Result<Graph> end_capture(const std::shared_ptr<Device>& device, void* stream,
+                                   const Status& recorded = {});
   Graph() = default;
   Graph(Graph&& other) noexcept { *this = std::move(other); }
   Graph& operator=(Graph&& other) noexcept;
@@ -68,9 +76,6 @@ class KVFOLIO_API Graph {
   [[nodiscard]] void* handle() const noexcept { return handle_; }
 
  private:
-  static Status begin(const std::shared_ptr<Device>& device, void* stream);
-  static Result<Graph> end(const std::shared_ptr<Device>& device, void* stream,
-                           const Status& recorded);
   void release() noexcept;
   std::shared_ptr<Device> device_;
   void* handle_ = nullptr;

@@ -10,9 +10,10 @@
 //   cuda::append(**kernels, view, layer, k, v, slots, stream);
 //
 // Rules that hold for all of them:
-// - A stream is a CUstream or cudaStream_t of the device; null is its legacy stream. Calls start
-//   kernels and return: they wait for nothing and allocate nothing, except for the text of an
-//   error.
+// - What only uses kernels takes `Kernels&`. What keeps them, since it starts some later
+//   (DeviceMemory, DevicePlan, BatchAttention), takes the shared_ptr. An AttendPlan keeps none.
+// - A stream is one of the device (cuda_device.h). Calls start kernels and return: they wait for
+//   nothing and allocate nothing, except for the text of an error.
 // - Views, rows, slots and block tables are of device memory; KVView::memory_kind says kDevice.
 //   Lists of blocks that are copied are of host memory, read before the call returns.
 // - Arguments are checked on the host, in the sentences of the CPU. Slots and entries of block

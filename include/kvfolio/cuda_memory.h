@@ -14,8 +14,8 @@
 // copies itself, with kernels as one kernel and one copy for megabytes at a time. Any other memory
 // of the host goes through pinned staging, which submit() fills, and poll() fills and empties: so
 // such copies move on only while their direction is polled. The order against `stream` is one event
-// that submit() records there; a stream that is being captured is
-// kFailedPrecondition.
+// that submit() records there; a stream that is being captured is kFailedPrecondition. Copies that
+// no poll() asks for any more (leave()) count among max_tickets until they are over.
 //
 //   auto pinned = cuda::PinnedHostMemory::create(device);   // outlives the Offload
 //   OffloadOptions options{.resource = pinned->get(), .stream = engine_stream};
@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "kvfolio/cuda_device.h"
 #include "kvfolio/export.h"
@@ -122,6 +123,49 @@ class KVFOLIO_API DeviceMemory : public MemoryResource {
   // The first failure since the last call, or ok: also of deallocate(), which says nothing itself.
   // What submit() and poll() refuse is none.
   [[nodiscard]] virtual Status take_error() = 0;
+};
+
+// A piece of a DeviceMemory, given back at its end: for rows, slots, tables, images, workspaces.
+// The memory outlives it, and work that uses it has passed before it ends.
+class KVFOLIO_API DeviceBuffer {
+ public:
+  // Its bytes may be anything. kOutOfMemory, kUnavailable; kInvalidArgument: bytes < 1.
+  static Result<DeviceBuffer> allocate(DeviceMemory& memory, std::int64_t bytes);
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() { release(); }
+
+  // Device memory; null and 0 of one that was not allocated, or moved from.
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
+  // All of it as numbers; what is left over behind the last one is not in it.
+  template <typename T = std::byte>
+  [[nodiscard]] std::span<T> span() const noexcept {
+    return {reinterpret_cast<T*>(data_), static_cast<std::size_t>(bytes_) / sizeof(T)};
+  }
+  // From and to memory of the host, at a byte of the buffer. They wait for nothing that was started
+  // on streams, and have arrived when they return. kInvalidArgument: more than it has, with the
+  // numbers. kUnavailable, with the driver's sentence.
+  Status copy_in(std::span<const std::byte> from, std::int64_t at = 0);
+  Status copy_out(std::span<std::byte> to, std::int64_t at = 0) const;
+  template <typename T>
+  Status copy_in(std::span<const T> from, std::int64_t at = 0) {
+    return copy_in(std::as_bytes(from), at);
+  }
+  template <typename T>
+  Status copy_out(std::span<T> to, std::int64_t at = 0) const {
+    return copy_out(std::as_writable_bytes(to), at);
+  }
+
+ private:
+  void release() noexcept;
+  [[nodiscard]] Status check(std::size_t count, std::int64_t at) const;
+  DeviceMemory* memory_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
 };
 
 }  // namespace kvfolio::cuda

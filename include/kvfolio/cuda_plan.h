@@ -166,7 +166,8 @@ class KVFOLIO_API DevicePlan {
   // columns or changed entries than fit (both numbers), without an array that the options want,
   // with an entry that the tables do not have, a stream of another device.
   // kFailedPrecondition, nothing was started: the plan is older than the last one; rows have to be
-  // sent whole and the plan has no block tables: plan() the step again with these.
+  // sent whole and the plan has no block tables: plan() the step again with these; the stream is
+  // being captured; the plan before was sent and not applied.
   // kResourceExhausted, nothing was started: all pieces of pinned memory are on their way; wait(),
   // or come back later. kUnavailable: the driver's; then rows are sent whole next time, and a piece
   // whose copy failed counts as on its way until wait().
@@ -185,9 +186,12 @@ class KVFOLIO_API DevicePlan {
   // Sets the changed entries and makes the arrays that are made on the device. Its kernels have the
   // same arguments and grids each time and read counts on the device, so a capture of it is good
   // for every step. It must run once behind each send(), and may run again. Behind a failure rows
-  // are sent whole next time. This object knows nothing of a graph that has them: where the launch
-  // of one failed, resend().
+  // are sent whole next time.
   Status apply(void* stream);
+  // A graph that has apply() in it was launched behind the last send(): this object sees no launch,
+  // and without this, or an apply() that is not captured, the next plan is refused. Where the
+  // launch failed, resend() takes its place.
+  void applied() noexcept;
 
   // ---- tables that are not trusted ----
 

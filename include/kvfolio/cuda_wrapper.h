@@ -117,7 +117,8 @@ class KVFOLIO_API BatchAttention {
   // Reads all arrays before it returns. kInvalidArgument, kUnsupported, nothing was started and the
   // plan before stays: the arrays, by name and number; more sequences, pages of a sequence, bytes
   // of the image or of the workspace than there is room for (both numbers); what plan_attend()
-  // says. An error of the driver leaves no plan.
+  // says. kFailedPrecondition, the same: the stream is being captured. An error of the driver
+  // leaves no plan.
   Status plan(const BatchAttentionPlan& step, void* stream);
   // One layer of what was planned. q: [rows, num_qo_heads, head_dim], out the same, in any strides
   // that are aligned; lse: [rows, num_qo_heads] or null. kFailedPrecondition: there is no plan.

@@ -1256,8 +1256,9 @@ KVFOLIO_C_API int64_t kvfolio_block_store_describe(const kvfolio_block_store* st
 //    and its kin the bases, kvfolio_rows is RowsView.
 //  - KVStorage::image_runs(): for who copies and checks in one pass; *_read_blocks() and
 //    *_write_blocks() copy what it lists.
-//  - copies_later(), submit() and poll() of MemoryResource, and submit_read(), submit_write() and
-//    poll_copy() of KVStorage: memory of a caller in C copies within the call.
+//  - copies_later(), submit(), poll() and leave() of MemoryResource, and submit_read(),
+//    submit_write(), poll_copy() and leave_copy() of KVStorage: memory of a caller in C copies
+//    within the call.
 //  - validate(): kvfolio_plan_layouts() refuses what it refuses.
 //  - unit_of(): the smallest block_size.
 //  - attention_batch(): kvfolio_attend() takes the arrays of a plan themselves.

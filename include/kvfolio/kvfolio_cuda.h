@@ -18,18 +18,21 @@
 // with a sentence that says what is missing. An error that ends the context of a device (an illegal
 // address, a failed launch) makes each later call on it KVFOLIO_ERR_UNAVAILABLE with that sentence.
 //
-// Streams are `void*`: a CUstream or cudaStream_t of the device, null for its legacy stream.
+// Streams are `void*`: a CUstream or cudaStream_t of the device. A null one is its legacy default
+// stream in every call.
 // Pointers are of host memory unless a line says device memory. Structs hold pointers to device
 // memory, which C owns.
 //
-// Ends. A stream, an event, pinned memory, memory, kernels, a plan: each keeps the device that it
-// was made with, and memory and plans keep their kernels, so handles may be destroyed in any order,
-// but for two. Memory goes after the storages, stores and pieces that were made with it. A stream,
-// an event, kernels, a plan, rows, a plan's image or pinned memory stay until the work that uses
-// them has passed, launches of a captured graph included.
+// Ends. A stream, an event, pinned memory, memory, kernels, a plan, a batch attention, a graph:
+// each keeps the device that it was made with, and memory, plans and batch attentions keep their
+// kernels, so handles may be destroyed in any order, but for two. Memory goes after the storages,
+// stores and pieces that were made with it. A stream, an event, kernels, a plan, a batch attention,
+// rows, a plan's image or pinned memory stay until the work that uses them has passed, launches of
+// a captured graph included.
 //
 // Thread safety: devices, kernels and memory may be used by several threads at once; calls on one
-// memory wait for each other. A stream, an event and a plan belong to one thread at a time.
+// memory wait for each other. A stream, an event, a plan, a batch attention and a graph belong to
+// one thread at a time.
 
 #include "kvfolio/kvfolio.h"
 
@@ -85,8 +88,8 @@ KVFOLIO_C_API int32_t kvfolio_cuda_device_synchronize(const kvfolio_cuda_device*
 
 // ---- streams and events ------------------------------------------------------------------------
 
-// A stream that does not wait for the legacy one. Streams of an engine serve as well: calls take
-// what kvfolio_cuda_stream_handle() gives.
+// A stream that does not wait for the legacy default one. Streams of an engine serve as well: calls
+// take what kvfolio_cuda_stream_handle() gives.
 typedef struct kvfolio_cuda_stream kvfolio_cuda_stream;
 KVFOLIO_C_API int32_t kvfolio_cuda_stream_create(const kvfolio_cuda_device* device,
                                                  kvfolio_cuda_stream** out, kvfolio_error* error);
@@ -303,6 +306,24 @@ KVFOLIO_C_API int64_t kvfolio_cuda_attend_plan_zeroed_bytes(const kvfolio_cuda_a
 // "cuda-sm90-general" or "cuda-sm90-tiles": rows of one name have one set of bits. Valid as long as
 // the plan.
 KVFOLIO_C_API const char* kvfolio_cuda_attend_plan_target(const kvfolio_cuda_attend_plan* plan);
+// What the launches of a plan depend on beside the call (AttendShape in cuda_kernels.h): a graph
+// that captured kvfolio_cuda_attend() serves each plan whose shape has the same bytes.
+typedef struct kvfolio_cuda_attend_shape {
+  uint32_t struct_size;
+  int32_t num_sequences;
+  int32_t num_rows;
+  int32_t items;
+  int32_t groups;
+  int32_t prefill_items;
+  int32_t segments;
+  int32_t segments_per_block;
+  int32_t states;
+  int32_t many_nodes;  // 0 or 1
+  int32_t merges;      // 0 or 1
+} kvfolio_cuda_attend_shape;
+KVFOLIO_C_API int32_t kvfolio_cuda_attend_plan_get_shape(const kvfolio_cuda_attend_plan* plan,
+                                                         kvfolio_cuda_attend_shape* out,
+                                                         kvfolio_error* error);
 // Through `pinned`, pinned memory of at least as many bytes as the image, which is not written
 // again before the stream has passed, to `image`; and zeroes the zeroed bytes of `workspace`. Both
 // are device memory.
@@ -321,6 +342,121 @@ KVFOLIO_C_API int32_t kvfolio_cuda_attend(
     const int32_t* trim_sinks, const int32_t* trim_first_kept, const kvfolio_rows* q_rows,
     const kvfolio_rows* out_rows, const kvfolio_cuda_attend_plan* plan, const void* image,
     void* workspace, void* stream, kvfolio_error* error);
+
+// ---- attention in FlashInfer's call shape ------------------------------------------------------
+
+// An engine's tensors of one layer, in device memory (PagedKV in cuda_wrapper.h).
+typedef struct kvfolio_cuda_paged_kv {
+  uint32_t struct_size;
+  int32_t layout;  // KVFOLIO_NHD: [num_pages, page_size, num_kv_heads, head_dim]; KVFOLIO_HND:
+                   // [num_pages, num_kv_heads, page_size, head_dim]
+  void* k;
+  void* v;  // null: one tensor [num_pages, 2, ...] at k, of which index 0 is K and 1 is V
+  int32_t num_pages;
+  int32_t page_size;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t dtype;  // 0: KVFOLIO_BF16; KVFOLIO_F32, KVFOLIO_F16
+  int32_t reserved;
+} kvfolio_cuda_paged_kv;
+// The view of tensors without gaps, for kvfolio_view_destroy(); the tensors outlive it. Other
+// strides, and scales: kvfolio_storage_borrow(). KVFOLIO_ERR_INVALID_ARGUMENT: a null k, a count
+// below 1, another layout. KVFOLIO_ERR_UNSUPPORTED: another element type.
+KVFOLIO_C_API int32_t kvfolio_cuda_paged_kv_view(const kvfolio_cuda_paged_kv* tensors,
+                                                 kvfolio_view** out, kvfolio_error* error);
+
+// Attention that is planned once for a step from FlashInfer's arrays and run for each layer
+// (BatchAttention in cuda_wrapper.h, which says the rules).
+typedef struct kvfolio_cuda_batch_attention kvfolio_cuda_batch_attention;
+typedef struct kvfolio_cuda_batch_attention_options {
+  uint32_t struct_size;
+  int32_t max_sequences;          // of a step: 1 to 2^20
+  int32_t max_pages_of_sequence;  // 1 to 2^24
+  int32_t reserved;               // 0
+  int64_t max_image_bytes;        // 16 to 2^32; 0: 4 MiB
+  int64_t workspace_bytes;        // 16 to 2^40; 0: 128 MiB
+} kvfolio_cuda_batch_attention_options;
+// Takes all its memory. KVFOLIO_ERR_INVALID_ARGUMENT: the options. KVFOLIO_ERR_OUT_OF_MEMORY,
+// KVFOLIO_ERR_UNAVAILABLE.
+KVFOLIO_C_API int32_t kvfolio_cuda_batch_attention_create(
+    const kvfolio_cuda_kernels* kernels, const kvfolio_cuda_batch_attention_options* options,
+    kvfolio_cuda_batch_attention** out, kvfolio_error* error);
+// Waits for copies that are under way. Kernels of runs have ended before.
+KVFOLIO_C_API void kvfolio_cuda_batch_attention_destroy(kvfolio_cuda_batch_attention* attention);
+
+typedef struct kvfolio_cuda_batch_attention_params {
+  uint32_t struct_size;
+  int32_t num_qo_heads;
+  int32_t causal;          // 0: every row sees all; a decode has no other way
+  int32_t window;          // tokens that a row sees, itself included: window_left + 1; 0: all
+  double sm_scale;         // 0: 1 / sqrt(head_dim)
+  double logits_soft_cap;  // 0: none
+  int32_t q_data_type;     // 0: KVFOLIO_BF16
+  int32_t o_data_type;     // 0: KVFOLIO_BF16
+} kvfolio_cuda_batch_attention_params;
+// Cuts the work of a step and sends it. All arrays are of host memory, and read before it returns:
+// qo_indptr [num_sequences + 1], rows of q of each sequence, null for a decode; kv_indptr
+// [num_sequences + 1]; kv_indices [num_kv_indices], pages; kv_last_page_len [num_sequences].
+// `paged_kv` is a view of any layer. KVFOLIO_ERR_INVALID_ARGUMENT, KVFOLIO_ERR_UNSUPPORTED, the
+// plan before stays: the arrays, by name and number; more than there is room for, with both
+// numbers; what kvfolio_cuda_plan_attend() says. KVFOLIO_ERR_FAILED_PRECONDITION, the same: the
+// stream is being captured. KVFOLIO_ERR_UNAVAILABLE: the driver's; then there is no plan.
+KVFOLIO_C_API int32_t kvfolio_cuda_batch_attention_plan(
+    kvfolio_cuda_batch_attention* attention, const kvfolio_cuda_batch_attention_params* params,
+    int32_t num_sequences, const int32_t* qo_indptr, const int32_t* kv_indptr,
+    const int32_t* kv_indices, int64_t num_kv_indices, const int32_t* kv_last_page_len,
+    const kvfolio_view* paged_kv, void* stream, kvfolio_error* error);
+// One layer of what was planned; may be captured. q and out [rows, num_qo_heads, head_dim] and lse
+// [rows, num_qo_heads], natural logarithms, or null, are device memory.
+// KVFOLIO_ERR_FAILED_PRECONDITION: there is no plan. KVFOLIO_ERR_INVALID_ARGUMENT: another shape,
+// stride or element type than the plan's.
+KVFOLIO_C_API int32_t kvfolio_cuda_batch_attention_run(kvfolio_cuda_batch_attention* attention,
+                                                       const void* q, const kvfolio_rows* q_rows,
+                                                       const kvfolio_view* paged_kv, int32_t layer,
+                                                       void* out, const kvfolio_rows* out_rows,
+                                                       float* lse, void* stream,
+                                                       kvfolio_error* error);
+// What the last plan is: the shape by which a captured run is known, all 0 without a plan; and the
+// name of its kernels, empty without one, valid until the next plan.
+KVFOLIO_C_API int32_t
+kvfolio_cuda_batch_attention_get_shape(const kvfolio_cuda_batch_attention* attention,
+                                       kvfolio_cuda_attend_shape* out, kvfolio_error* error);
+KVFOLIO_C_API const char* kvfolio_cuda_batch_attention_target(
+    const kvfolio_cuda_batch_attention* attention);
+KVFOLIO_C_API int64_t
+kvfolio_cuda_batch_attention_device_bytes(const kvfolio_cuda_batch_attention* attention);
+KVFOLIO_C_API int64_t
+kvfolio_cuda_batch_attention_pinned_bytes(const kvfolio_cuda_batch_attention* attention);
+
+// ---- graphs ------------------------------------------------------------------------------------
+
+// What a stream is given once, started again as one (Graph in cuda_graph.h, which says what may be
+// captured). An engine that has graphs of its own needs none of it.
+//
+//   kvfolio_cuda_graph_begin_capture(device, stream, &error);
+//   int32_t code = start_step(stream);  // none of it runs
+//   if (code == 0) code = kvfolio_cuda_graph_end_capture(device, stream, &graph, &error);
+//   else kvfolio_cuda_graph_drop_capture(device, stream);
+//   kvfolio_cuda_graph_launch(graph, stream, &error);
+typedef struct kvfolio_cuda_graph kvfolio_cuda_graph;
+// One thread makes the call and, if it is KVFOLIO_OK, one of the next two.
+// KVFOLIO_ERR_INVALID_ARGUMENT: a null stream, since the legacy one cannot be captured.
+KVFOLIO_C_API int32_t kvfolio_cuda_graph_begin_capture(const kvfolio_cuda_device* device,
+                                                       void* stream, kvfolio_error* error);
+// KVFOLIO_ERR_UNAVAILABLE: what was given cannot be captured, or the driver fails; the stream is
+// usable in either case.
+KVFOLIO_C_API int32_t kvfolio_cuda_graph_end_capture(const kvfolio_cuda_device* device,
+                                                     void* stream, kvfolio_cuda_graph** out,
+                                                     kvfolio_error* error);
+// Ends the capture, and keeps nothing of it: where what was to be captured failed.
+KVFOLIO_C_API void kvfolio_cuda_graph_drop_capture(const kvfolio_cuda_device* device, void* stream);
+// Its launches have ended before.
+KVFOLIO_C_API void kvfolio_cuda_graph_destroy(kvfolio_cuda_graph* graph);
+// On a stream of the same device, behind what that was given. Waits for nothing.
+KVFOLIO_C_API int32_t kvfolio_cuda_graph_launch(kvfolio_cuda_graph* graph, void* stream,
+                                                kvfolio_error* error);
+// CUgraphExec; valid as long as the handle.
+KVFOLIO_C_API void* kvfolio_cuda_graph_handle(const kvfolio_cuda_graph* graph);
 
 // ---- plans on a device -------------------------------------------------------------------------
 
@@ -410,12 +546,16 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_needs_block_tables(kvfolio_cuda_plan* pl
 // Waits until a piece of pinned memory is free.
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_wait(kvfolio_cuda_plan* plan, kvfolio_error* error);
 // The two halves of an upload. A graph may have the second one in it: its kernels have the same
-// arguments each time. It runs once behind each send.
+// arguments each time. It runs once behind each send; a plan behind one that was not applied is
+// KVFOLIO_ERR_FAILED_PRECONDITION.
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_send(kvfolio_cuda_plan* plan, const kvfolio_step_plan* step,
                                              const kvfolio_group_plan* groups, int32_t num_groups,
                                              void* stream, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_apply(kvfolio_cuda_plan* plan, void* stream,
                                               kvfolio_error* error);
+// A graph that has the second half in it was launched behind the last send, which this handle does
+// not see. Where the launch failed: kvfolio_cuda_plan_resend().
+KVFOLIO_C_API void kvfolio_cuda_plan_applied(kvfolio_cuda_plan* plan);
 // What the last upload sent (UploadInfo in cuda_plan.h).
 typedef struct kvfolio_cuda_upload_info {
   uint32_t struct_size;
@@ -450,8 +590,13 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
 //  - attention() of DevicePlan: the caller fills its kvfolio_cuda_attention.
 //  - arrays(), group() and num_groups() of DevicePlan: kvfolio_cuda_plan_get_arrays() and
 //    kvfolio_cuda_plan_get_group().
-//  - cuda_graph.h: an engine in another language captures with what it has.
-//  - cuda_wrapper.h and shape() of AttendPlan: for callers of FlashInfer's wrappers, which are not
-//  in
-//    C either.
+//  - capture() of Graph: begin_capture() and end_capture().
+//  - shape() of Graph: the caller compares shapes, which kvfolio_cuda_attend_plan_get_shape() and
+//    kvfolio_cuda_batch_attention_get_shape() write.
+//  - Padded plans (AttendCapacity; plan_on_device() and plan_fault(); capacity() and check() of
+//    AttendPlan; padded, max_tokens and max_queries of BatchAttentionOptions), and explain(): C++'s
+//    only so far. Elsewhere a graph serves one shape.
+//  - copy_in() and copy_out() of a DeviceBuffer, and span(): kvfolio_cuda_memory_copy_in() and its
+//    kin.
+//  - pos_encoding_mode and custom_mask of BatchAttentionPlan: what is refused.
 //  - cuda.hpp: all headers in one.

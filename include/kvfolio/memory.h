@@ -98,8 +98,8 @@ class MemoryResource {
 
   [[nodiscard]] virtual bool copies_later() const noexcept { return false; }
   // Begins copies and never waits for them. They come behind what was enqueued on `stream` before
-  // (of the resource's kind, as a CUstream; null: behind nothing), by an event: nothing that is
-  // enqueued later waits for them. `runs` may go when the call returns; what they point to may not.
+  // (of the resource's kind; a CUstream as in cuda_device.h), by an event: nothing that is enqueued
+  // later waits for them. `runs` may go when the call returns; what they point to may not.
   // Tickets end in any order, and each one ends. An error: nothing was begun.
   virtual Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction,
                                     void* stream) noexcept {
@@ -117,6 +117,9 @@ class MemoryResource {
     static_cast<void>(ticket);
     return true;
   }
+  // No poll asks for the ticket any more: it goes on as ever, and holds nothing of the resource
+  // once it is over. Never waits. Requires: as poll().
+  virtual void leave(CopyTicket ticket) noexcept { static_cast<void>(ticket); }
 
  private:
   static Status no_host_copies() noexcept {

@@ -148,9 +148,7 @@ struct OffloadOptions {
   // stored.
   bool hold_stores = false;
   // Where the engine enqueues its steps, for a cache in memory that copies later: copies come
-  // behind what is enqueued there (MemoryResource::submit()). Null: behind nothing, so not the
-  // legacy stream of CUDA, which is torch's default and has to be named:
-  // reinterpret_cast<void*>(1).
+  // behind what is enqueued there (MemoryResource::submit()).
   void* stream = nullptr;
 };
 

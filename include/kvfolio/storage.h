@@ -167,6 +167,8 @@ class KVStorage {
                                               void* stream = nullptr);
   // MemoryResource::poll(). kUnavailable: it is over, and the bytes did not arrive.
   [[nodiscard]] KVFOLIO_API Result<bool> poll_copy(CopyTicket ticket) const;
+  // MemoryResource::leave(), in place of further polls.
+  KVFOLIO_API void leave_copy(CopyTicket ticket) const noexcept;
   // Where the pieces of an image lie in the block: `memory` has the bytes [offset, offset + bytes)
   // of the image. For callers that copy and check in one pass, over memory that the CPU may touch.
   struct ImageRun {

@@ -7,6 +7,7 @@ try:
     from kvfolio_cuda import (
         AttendPlan as AttendPlan,
         Batch as Batch,
+        BatchAttention as BatchAttention,
         Device as Device,
         DeviceGroupPlan as DeviceGroupPlan,
         DevicePlan as DevicePlan,

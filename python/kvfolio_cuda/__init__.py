@@ -13,6 +13,15 @@
 torch.Size([1, 1024, 8, 16, 128])
 >>> storage.check()
 
+With torch's graphs, and from FlashInfer's arrays:
+
+>>> attention = cuda.BatchAttention(max_sequences=256, max_pages_of_sequence=512)
+>>> attention.plan((k, v), indptr, indices, last_page_len, 32, stream=stream)
+>>> with torch.cuda.graph(graph, stream=stream):
+...     attention.run(q, (k, v), out=out, stream=stream, keep=False)
+>>> attention.plan((k, v), indptr, indices, last_page_len, 32, stream=stream)  # the next step, of an equal shape
+>>> graph.replay()
+
 A call starts its kernels on `stream` (None: the legacy default stream) and returns. A tensor that it is given is
 asked for through DLPack with that stream, which so waits for what still writes the tensor; and it is kept until
 the stream has passed, whatever an allocator would do with its memory. Without ``keep`` a call keeps nothing, notes
@@ -32,6 +41,7 @@ import kvfolio as _kvfolio
 from ._cuda import (
     AttendPlan,
     Batch,
+    BatchAttention,
     Device,
     DeviceGroupPlan,
     DevicePlan,
@@ -60,6 +70,7 @@ if not has_kernels():
 __all__ = [
     "AttendPlan",
     "Batch",
+    "BatchAttention",
     "Device",
     "DeviceGroupPlan",
     "DevicePlan",

@@ -17,7 +17,7 @@ TWIN = pathlib.Path(kv.__file__).parents[1].parent / "python_twin"
 if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
     pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
 sys.path.insert(0, str(TWIN))
-from kvfolio import cuda  # noqa: E402
+from kvfolio import cuda, tiers  # noqa: E402
 from kvfolio_cuda import _cuda  # noqa: E402
 
 twin = _cuda.twin
@@ -127,6 +127,125 @@ def test_run_copies_waits_for_what_was_enqueued():
         twin.take_log()
         step.run_copies()
         assert twin.take_log()[0][0] == "synchronize event"
+
+
+MODEL = tiers.ModelIdentity(model="toy", weights="sha256:1", tokenizer="bytes", model_dtype="f32", positions="none",
+                            engine="twin 1")
+
+
+class OnDevice:
+    """A manager over a device and an Offload that copies later; rows are a function of the prompt."""
+
+    def __init__(self):
+        self.storage, self.stream = cuda.Storage([spec()]), twin.stream(0)
+        self.manager = kv.Manager(self.storage, list_findable=True)
+        cuda.fill(self.storage.view(), 0xff)
+
+    def offload(self, **options):
+        return tiers.Offload(self.manager, MODEL, arena_bytes=1 << 20, **options)
+
+    def rows(self, tokens, layer):
+        path = np.cumsum(np.asarray(tokens, np.int64) * (layer + 3) + 1) % 65521
+        k = (path[:, None, None] + np.arange(HEADS * DIM).reshape(1, HEADS, DIM) / 1024).astype(np.float32)
+        return k, -k
+
+    def compute(self, sequence, tokens, cached):
+        with self.manager.step() as step:
+            step.append(sequence, tokens[cached:])
+            slots = np.array(step.plan().groups[0].slot_mapping)
+            step.run_copies()
+            for layer in range(LAYERS):
+                k, v = (np.ascontiguousarray(each[cached:]) for each in self.rows(tokens, layer))
+                cuda.append(self.storage.view(0, layer), Fake(twin, k), Fake(twin, v), ints(slots), stream=self.stream)
+            twin.finish()  # a step has ended when it is completed
+
+    def check(self, sequence, tokens, length):
+        table = np.asarray(self.manager.block_table(sequence))
+        for layer in range(LAYERS):
+            for tensor, wanted in zip(("k", "v"), self.rows(tokens, layer)):
+                there = bits(getattr(self.storage.view(0, layer), tensor))[0]  # [blocks, heads, tokens, dim]
+                got = there[table].swapaxes(1, 2).reshape(-1, HEADS, DIM)[:length]
+                assert np.array_equal(got, wanted[:length].view(np.uint32)), (layer, tensor)
+
+    def serve(self, cache, tokens):
+        """How many tokens came from the pool or the Offload, and why no more."""
+        opened = cache.open(tokens)
+        found, why = opened.cached_tokens, None
+        if opened.pending:
+            (ready,) = cache.wait(5.0)
+            assert ready.sequence == opened.sequence
+            found, why = ready.cached_tokens, ready.why
+        self.check(opened.sequence, tokens, found)
+        self.compute(opened.sequence, tokens, found)
+        self.check(opened.sequence, tokens, len(tokens))
+        self.manager.close(opened.sequence)
+        return found, why
+
+
+def prompts(count):
+    return [np.random.default_rng(seed).integers(0, 1000, 14, np.int32) for seed in range(count)]
+
+
+def test_an_offload_brings_back_what_was_evicted_on_a_device():
+    here = OnDevice()
+    with here.offload() as cache:
+        for tokens in prompts(8):  # of three or four blocks each, in a pool of 16
+            assert here.serve(cache, tokens) == (0, None)
+            cache.drain(1)
+        assert here.manager.open(prompts(1)[0]).cached_tokens == 0
+        found, why = here.serve(cache, prompts(1)[0])
+        assert (found, why) == (12, "loaded")
+        counters = cache.counters()
+        assert counters.loads == 3 and counters.copies_failed == 0 and counters.tokens_loaded == 12
+        assert cache.arena().records == 8 * 3
+        cache.check_invariants()
+    here.manager.check_invariants()
+
+
+def test_an_offload_on_a_device_says_a_copy_that_failed_and_the_tokens_are_computed_again():
+    here = OnDevice()
+    with here.offload() as cache:
+        for tokens in prompts(8):
+            here.serve(cache, tokens)
+            cache.drain(1)
+        for number in range(1, 40, 3):
+            opened = cache.open(prompts(1)[0])
+            twin.fail_at(number, 999)
+            found = opened.cached_tokens
+            if opened.pending:
+                (ready,) = cache.wait(5.0)
+                found = ready.cached_tokens
+            twin.fail_at(0, 2)
+            here.check(opened.sequence, prompts(1)[0], found)
+            here.compute(opened.sequence, prompts(1)[0], found)
+            here.check(opened.sequence, prompts(1)[0], 14)
+            here.manager.close(opened.sequence)
+            for tokens in prompts(8)[1:]:  # it is evicted again
+                here.serve(cache, tokens)
+                cache.drain(1)
+        assert cache.counters().copies_failed > 0 and cache.counters().loads > 0
+    here.manager.check_invariants()
+
+
+@pytest.mark.parametrize("first", ["offload", "storage"])
+def test_offload_manager_and_storage_of_a_device_end_in_any_order(first):
+    here = OnDevice()
+    cache = here.offload()
+    here.serve(cache, prompts(1)[0])
+    cache.poll()
+    manager, storage = here.manager, here.storage
+    del here
+    if first == "offload":
+        cache.close()
+        del manager, storage
+    else:
+        del storage, manager
+        gc.collect()
+        cache.close()
+    del cache
+    gc.collect()
+    twin.finish()
+    cuda.Device(0).synchronize()
 
 
 def test_a_manager_says_what_it_stands_over():

@@ -87,6 +87,9 @@ bool has_row(const KVView& view, std::int32_t layer, std::int32_t block, std::in
 }  // namespace kvfolio::capi
 
 const kvfolio::KVView& kvfolio::view_of(const kvfolio_view& handle) noexcept { return handle.view; }
+kvfolio_view* kvfolio::new_handle(const KVView& view) noexcept {
+  return new (std::nothrow) kvfolio_view{view};
+}
 
 using namespace kvfolio;
 using namespace kvfolio::capi;

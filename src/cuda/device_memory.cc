@@ -121,6 +121,9 @@ Result<std::byte*> DeviceMemory::cut_from_lent(std::int64_t bytes) {
 }
 
 Result<std::byte*> DeviceMemory::allocate(std::int64_t bytes) {
+  if (bytes < 1) {
+    return invalid(concat("memory of a device: ", bytes, " bytes asked, allowed: at least 1"));
+  }
   if (source_ == DeviceSource::kLent) return cut_from_lent(bytes);
   DeviceAddress address = 0;
   KVFOLIO_RETURN_IF_ERROR(device_->run(
@@ -186,6 +189,10 @@ Result<bool> DeviceMemory::poll(CopyTicket ticket) noexcept {
   Result<bool> over = later_->poll(ticket);
   if (!over) keep_failure(over.error());
   return over;
+}
+
+void DeviceMemory::leave(CopyTicket ticket) noexcept {
+  if (later_ != nullptr) later_->leave(ticket);
 }
 
 Status DeviceMemory::take_error() {

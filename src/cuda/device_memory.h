@@ -61,6 +61,7 @@ class DeviceMemory final : public cuda::DeviceMemory {
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction,
                             void* stream) noexcept override;
   Result<bool> poll(CopyTicket ticket) noexcept override;
+  void leave(CopyTicket ticket) noexcept override;
 
   // The first failure since the last call; ok if there was none.
   [[nodiscard]] Status take_error() override;

@@ -24,6 +24,68 @@ using staged::DeviceMemory;
 using staged::DeviceMemoryOptions;
 using testing::HasSubstr;
 
+// As memory of the host says it.
+TEST(CudaDeviceMemory, NoBytesAreRefusedFromEverySource) {
+  FakeDriver fake;
+  const auto device = open_device();
+  auto lender = *DeviceMemory::create(device, {.later_bytes = 0});
+  std::byte* const lent = *lender->allocate(4096);
+  for (const DeviceSource source :
+       {DeviceSource::kPlain, DeviceSource::kPool, DeviceSource::kLent}) {
+    auto memory = *DeviceMemory::create(
+        device, {.source = source, .lent = lent, .lent_bytes = 4096, .later_bytes = 0});
+    const std::size_t open = fake.open();
+    for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{-5}}) {
+      const auto none = memory->allocate(bytes);
+      ASSERT_FALSE(none);
+      EXPECT_EQ(none.error().code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(none.error().message(), "memory of a device: " + std::to_string(bytes) +
+                                            " bytes asked, allowed: at least 1");
+    }
+    EXPECT_EQ(fake.open(), open);
+  }
+  lender->deallocate(lent, 4096);
+  auto pinned = *PinnedHostMemory::create(device);
+  EXPECT_EQ(pinned->allocate(0).error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(HostMemory().allocate(0).error().code(), ErrorCode::kInvalidArgument);
+}
+
+// In global mode, as torch captures.
+TEST(CudaDeviceMemory, ACaptureOfAnotherThreadNeitherStopsCopiesNorIsBroken) {
+  for (unsigned kernels = 0; kernels < 2; ++kernels) {
+    FakeDriver fake(kernels);
+    fake.touchable = true;
+    fake.capture.others = true;
+    static const int image = 0;
+    const auto device = open_device();
+    for (const DeviceSource source : {DeviceSource::kPlain, DeviceSource::kPool}) {
+      DeviceMemoryOptions options{.staging_bytes = 512, .source = source, .later_bytes = 2048};
+      if (kernels == 1) options.kernels = *MoveModule::load(device, &image);
+      auto memory = *DeviceMemory::create(device, options);
+      std::byte* const there = *memory->allocate(3000);
+      std::vector<std::byte> in(3000, std::byte{7}), out(3000);
+      const CopyRun write{there, in.data(), 3000}, read{out.data(), there, 3000};
+      EXPECT_TRUE(memory->copy_in({&write, 1}).ok());
+      EXPECT_TRUE(memory->copy(there + 1500, there, 1000).ok());
+      EXPECT_TRUE(memory->copy_out({&read, 1}).ok());
+      EXPECT_EQ(out, in);
+      memory->deallocate(there, 3000);
+      EXPECT_TRUE(memory->take_error().ok());
+    }
+    auto stream = *Stream::create(device);
+    auto event = *Event::create(device);
+    EXPECT_TRUE(event.record(stream.handle()).ok());
+    EXPECT_TRUE(event.passed());
+    EXPECT_TRUE(event.synchronize().ok());
+    EXPECT_TRUE(stream.done());
+    EXPECT_TRUE(stream.synchronize().ok());
+    EXPECT_TRUE(device->synchronize().ok());
+    EXPECT_TRUE(PinnedMemory::allocate(device, 64));
+    EXPECT_EQ(fake.capture.broken, 0);
+    fake.capture.others = false;
+  }
+}
+
 std::vector<std::byte> random_bytes(std::mt19937& random, std::size_t bytes) {
   std::vector<std::byte> result(bytes);
   for (std::byte& b : result) b = static_cast<std::byte>(random() & 0xffu);

@@ -144,7 +144,7 @@ Result<DriverCalls> load_driver(const char* library = "libcuda.so.1");
 }
 
 // While it lives, the calls of this thread neither break a capture of another thread nor are
-// refused for it: for calls that have nothing to do with what is captured.
+// refused for it: run() has one, since no call of this library has to do with what others capture.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Device& device) : calls_(*device.calls_) {
@@ -162,9 +162,15 @@ class RelaxedCapture {
   bool is_set_ = false;
 };
 
+// Whether it is being captured, or is the legacy stream while one that waits for it is. Asks only.
+Result<bool> is_captured(Device& device, void* stream);
+// kFailedPrecondition: it is. `what` is a clause for the sentence, "copies cannot come behind it".
+Status check_not_captured(Device& device, void* stream, std::string_view what);
+
 template <typename What, typename Call>
 Status Device::run(const What& what, Call&& call) {
   if (dead_.load(std::memory_order_acquire)) return status();
+  const RelaxedCapture relaxed(*this);
   DriverResult result = calls_->context_push(context_);
   if (result == 0) {
     result = call(*calls_);

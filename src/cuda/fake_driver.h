@@ -73,6 +73,7 @@ class FakeDriver {
   FakeCapture capture;
   std::set<void*> standing;  // streams that move on only if a call waits for them
   int graph_launches = 0;
+  int legacy_records = 0;                // of events in the legacy stream
   int waits = 0;                         // calls that wait for the device, or may
   const void* copied_to_host = nullptr;  // by the last copy of that direction
   const void* copied_from_host = nullptr;
@@ -147,6 +148,11 @@ class FakeDriver {
     std::size_t done = 0, started = 0;
     bool captures = false, spoiled = false;  // spoiled: by a call that cannot be captured
     std::vector<std::function<void()>> captured;
+    // A question or a wait, which spoils what is captured, whatever the thread.
+    bool refuses() {
+      spoiled = spoiled || captures;
+      return captures;
+    }
   };
   struct Graph {
     std::vector<std::function<void()>> work;

@@ -47,7 +47,7 @@ Status check_same(const AttendShape& captured, const AttendShape& planned) {
 
 }  // namespace
 
-Status Graph::begin(const std::shared_ptr<Device>& device, void* stream) {
+Status Graph::begin_capture(const std::shared_ptr<Device>& device, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(check_device(device));
   if (stream == nullptr) return invalid("the legacy stream cannot be captured");
   return device->run("to begin a capture", [&](const DriverCalls& calls) {
@@ -55,8 +55,10 @@ Status Graph::begin(const std::shared_ptr<Device>& device, void* stream) {
   });
 }
 
-Result<Graph> Graph::end(const std::shared_ptr<Device>& device, void* stream,
-                         const Status& recorded) {
+Result<Graph> Graph::end_capture(const std::shared_ptr<Device>& device, void* stream,
+                                 const Status& recorded) {
+  KVFOLIO_RETURN_IF_ERROR(check_device(device));
+  if (stream == nullptr) return invalid("the legacy stream cannot be captured");
   void* captured = nullptr;
   // Also behind an error of the recording, which is what is said then: the stream is given back.
   const Status ended = device->run("to end a capture", [&](const DriverCalls& calls) {

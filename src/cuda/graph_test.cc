@@ -108,6 +108,20 @@ TEST_F(CudaGraph, WhatWaitsIsRefusedAndTheStreamGoesOn) {
   EXPECT_EQ(found(), 8);
 }
 
+TEST_F(CudaGraph, TheTwoEndsOfACaptureAreTheOneCall) {
+  ASSERT_TRUE(Graph::begin_capture(device_, stream_.handle()).ok());
+  ASSERT_TRUE(copy().ok());
+  Result<Graph> graph = Graph::end_capture(device_, stream_.handle());
+  ASSERT_TRUE(graph) << graph.error().message();
+  put(6);
+  ASSERT_TRUE(graph->launch(stream_.handle()).ok());
+  EXPECT_EQ(found(), 6);
+  EXPECT_EQ(Graph::begin_capture(device_, nullptr).code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(Graph::end_capture(device_, nullptr).error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(Graph::end_capture(nullptr, stream_.handle()).error().message(), "device is null");
+  EXPECT_EQ(Graph::end_capture(device_, stream_.handle()).error().code(), ErrorCode::kUnavailable);
+}
+
 TEST_F(CudaGraph, ArgumentsAreChecked) {
   const auto nothing = [] { return Status(); };
   EXPECT_EQ(Graph::capture(nullptr, stream_.handle(), nothing).error().message(), "device is null");

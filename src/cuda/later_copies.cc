@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -59,7 +60,6 @@ Result<std::unique_ptr<LaterCopies>> LaterCopies::create(std::shared_ptr<Device>
                                                          std::int64_t staging_bytes,
                                                          std::int32_t max_tickets) {
   std::unique_ptr<LaterCopies> copies(new LaterCopies(std::move(device)));
-  const RelaxedCapture relaxed(*copies->device_);
   copies->kernels_ = std::move(kernels);
   copies->slot_bytes_ = staging_bytes / (kSlots * 64) * 64;
   copies->max_tickets_ = max_tickets;
@@ -117,7 +117,6 @@ Status LaterCopies::make_lane(Lane& lane, CopyDirection direction) {
 }
 
 LaterCopies::~LaterCopies() {
-  const RelaxedCapture relaxed(*device_);
   // Memory of the host that they were to write may be gone.
   for (auto& [number, ticket] : tickets_) ticket.fail({ErrorCode::kAborted, "its memory ended"});
   for (Lane& lane : lanes_) static_cast<void>(wait_for_lane(lane));
@@ -173,11 +172,11 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
   const std::lock_guard lock(mutex_);
   Lane& lane = lane_of(direction);
   KVFOLIO_RETURN_IF_ERROR(device_->status());
-  const RelaxedCapture relaxed(*device_);
   if (!lane.refused.ok()) {
     go_on(lane);
     if (!lane.refused.ok()) return lane.refused;
   }
+  if (static_cast<std::int32_t>(tickets_.size()) == max_tickets_) drop_left();
   if (static_cast<std::int32_t>(tickets_.size()) == max_tickets_) {
     return Status(ErrorCode::kResourceExhausted,
                   concat("of max_tickets = ", max_tickets_, " tickets ", tickets_.size(),
@@ -189,8 +188,10 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
   const Result<Way> way = way_of(ticket);
   if (!way) return way.error();
   ticket.way = *way;
-  if (stream != nullptr && !ticket.runs.empty() && !mutant(Mutant::kLaterCopyIgnoresStream)) {
-    KVFOLIO_RETURN_IF_ERROR(check_not_captured(stream));
+  if (!ticket.runs.empty() && !mutant(Mutant::kLaterCopyIgnoresStream)) {
+    // An event that is recorded there would draw a stream of these copies into the capture, and
+    // what is captured runs again with each launch of the graph.
+    KVFOLIO_RETURN_IF_ERROR(check_not_captured(*device_, stream, "copies cannot come behind it"));
     const Result<void*> gate = take_event();
     if (!gate) return gate.error();
     ticket.gate = *gate;
@@ -211,14 +212,13 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
 
 Result<bool> LaterCopies::poll(CopyTicket ticket) {
   const std::lock_guard lock(mutex_);
-  const RelaxedCapture relaxed(*device_);
   const auto found = tickets_.find(ticket.number);
   if (found == tickets_.end()) {
-    const auto left = std::find_if(left_.begin(), left_.end(),
-                                   [&](const Left& one) { return one.number == ticket.number; });
-    if (left != left_.end()) {
-      const Status error = std::move(left->error);
-      left_.erase(left);
+    const auto gone = std::find_if(gone_.begin(), gone_.end(),
+                                   [&](const Gone& one) { return one.number == ticket.number; });
+    if (gone != gone_.end()) {
+      const Status error = std::move(gone->error);
+      gone_.erase(gone);
       if (!error.ok()) return error;
       return true;
     }
@@ -233,9 +233,40 @@ Result<bool> LaterCopies::poll(CopyTicket ticket) {
   return true;
 }
 
+void LaterCopies::leave(CopyTicket ticket) {
+  const std::lock_guard lock(mutex_);
+  const auto found = tickets_.find(ticket.number);
+  if (found == tickets_.end()) {
+    std::erase_if(gone_, [&](const Gone& one) { return one.number == ticket.number; });
+    return;
+  }
+  found->second.is_left = true;
+  if (found->second.is_over()) erase(found);
+}
+
+// A ticket that is in line still, and over, is one without runs or one that failed.
+LaterCopies::Tickets::iterator LaterCopies::erase(Tickets::iterator it) {
+  Ticket& ticket = it->second;
+  std::deque<Ticket*>& waiting = lane_of(ticket.direction).waiting;
+  waiting.erase(std::remove(waiting.begin(), waiting.end(), &ticket), waiting.end());
+  give_event(ticket.gate);
+  return tickets_.erase(it);
+}
+
+// Their directions may not be polled any more, so they are looked at here.
+void LaterCopies::drop_left() {
+  if (std::none_of(tickets_.begin(), tickets_.end(),
+                   [](const auto& each) { return each.second.is_left; })) {
+    return;
+  }
+  for (Lane& lane : lanes_) go_on(lane);
+  for (auto it = tickets_.begin(); it != tickets_.end();) {
+    it = it->second.is_left && it->second.is_over() ? erase(it) : std::next(it);
+  }
+}
+
 Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const RelaxedCapture relaxed(*device_);
   Status first;
   for (auto it = tickets_.begin(); it != tickets_.end();) {
     Ticket& ticket = it->second;
@@ -251,31 +282,13 @@ Status LaterCopies::let_go(const std::byte* memory, std::int64_t bytes) {
       if (!waited.ok() && first.ok()) first = waited;
       go_on(lane);
     }
-    // A ticket that is in line still, and over, is one without runs or one that failed.
-    lane.waiting.erase(std::remove(lane.waiting.begin(), lane.waiting.end(), &ticket),
-                       lane.waiting.end());
-    give_event(ticket.gate);
-    if (left_.size() == kMostLeft) left_.pop_front();
-    left_.push_back({ticket.number, ticket.error});
-    it = tickets_.erase(it);
+    if (!ticket.is_left) {
+      if (gone_.size() == kMostGone) gone_.pop_front();
+      gone_.push_back({ticket.number, ticket.error});
+    }
+    it = erase(it);
   }
   return first;
-}
-
-// An event that is recorded there would draw a stream of these copies into the capture, and what is
-// captured runs again with each launch of the graph.
-Status LaterCopies::check_not_captured(void* stream) {
-  int capturing = 0;
-  KVFOLIO_RETURN_IF_ERROR(
-      device_->run("to ask whether the caller's stream is captured", [&](const DriverCalls& calls) {
-        const DriverResult error = calls.stream_is_capturing(stream, &capturing);
-        // The legacy stream, while another one that waits for it is captured.
-        if (is_of_capture(error)) capturing = 1;
-        return is_of_capture(error) ? 0 : error;
-      }));
-  if (capturing == 0) return {};
-  return {ErrorCode::kFailedPrecondition,
-          "the stream is being captured: copies cannot come behind it; nothing was begun"};
 }
 
 Result<LaterCopies::Way> LaterCopies::way_of(const Ticket& ticket) {

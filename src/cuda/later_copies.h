@@ -47,7 +47,7 @@ namespace kvfolio::cuda::staged {
 class LaterCopies {
  public:
   static constexpr int kFailuresToRefuse = 16;
-  static constexpr std::size_t kMostLeft = 8192;
+  static constexpr std::size_t kMostGone = 8192;
   static constexpr std::int64_t kLeastBytes = 1024;
   static constexpr std::int64_t kMostBytes = std::int64_t{1} << 32;
   static constexpr std::int32_t kMostTickets = 1 << 20;
@@ -65,8 +65,10 @@ class LaterCopies {
   // kResourceExhausted: as many tickets as there may be are not over. kFailedPrecondition: the
   // stream is being captured.
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction, void* stream);
-  // kInvalidArgument: there is no such ticket, or since its memory went kMostLeft others did so.
+  // kInvalidArgument: there is no such ticket, or since its memory went kMostGone others did so.
   Result<bool> poll(CopyTicket ticket);
+  // No poll asks for it any more. It goes on, and counts among max_tickets until it is over.
+  void leave(CopyTicket ticket);
   // Waits until no ticket touches the memory, or the context is dead, whatever the driver answers.
   // The first error of a wait.
   Status let_go(const std::byte* memory, std::int64_t bytes);
@@ -86,6 +88,7 @@ class LaterCopies {
     void* gate = nullptr;  // an event of the caller's stream
     std::array<bool, kTracks> is_behind_gate{};
     int in_flight = 0;
+    bool is_left = false;  // no poll asks for it any more
     Status error{};
 
     [[nodiscard]] bool is_begun() const { return next == runs.size() || !error.ok(); }
@@ -96,7 +99,7 @@ class LaterCopies {
     }
   };
   // How a ticket ended whose memory deallocate() took: a poll may never come.
-  struct Left {
+  struct Gone {
     std::uint64_t number = 0;
     Status error{};
   };
@@ -138,10 +141,12 @@ class LaterCopies {
   Status make_lane(Lane& lane, CopyDirection direction);
   Status start_kernels_once();
   Lane& lane_of(CopyDirection direction) { return lanes_[static_cast<std::size_t>(direction)]; }
-  Status check_not_captured(void* stream);
   Result<Way> way_of(const Ticket& ticket);
   Result<bool> are_pinned(std::span<const std::span<const std::byte>> ranges);
 
+  using Tickets = std::map<std::uint64_t, Ticket>;
+  Tickets::iterator erase(Tickets::iterator it);
+  void drop_left();
   void go_on(Lane& lane);
   Track* free_track(Lane& lane, const Ticket& ticket, Slot*& slot);
   void begin_piece(Lane& lane, Track& track, Ticket& ticket, Slot* slot);
@@ -173,9 +178,9 @@ class LaterCopies {
   std::int32_t max_tickets_ = 0;
   std::array<Lane, 3> lanes_;  // by direction
   std::vector<void*> events_;  // spare
-  std::map<std::uint64_t, Ticket> tickets_;
+  Tickets tickets_;
   std::uint64_t last_number_ = 0;
-  std::deque<Left> left_;  // the last kMostLeft
+  std::deque<Gone> gone_;  // the last kMostGone
   std::mutex mutex_;
 };
 

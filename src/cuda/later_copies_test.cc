@@ -128,9 +128,10 @@ TEST(CudaLaterCopies, SixteenRunsToPinnedMemoryAreOneKernelAndOneCopy) {
   World w(1, {.staging_bytes = 512, .later_bytes = 1 << 14});
   w.fake.count = 0;
   const CopyTicket out = *w.submit(w.out(w.pinned.data()), CopyDirection::kOut);
-  // Two questions whether both ends are pinned; kernel, copy, an event made and recorded; a push of
-  // the context before each but the second question.
-  EXPECT_EQ(w.fake.count, 11);
+  // Two questions whether both ends are pinned; whether the stream is captured, an event made and
+  // recorded there (which the fake does not count), and waited for; kernel, copy, an event made and
+  // recorded; a push of the context before each but the second question.
+  EXPECT_EQ(w.fake.count, 18);
   ASSERT_EQ(w.fake.launches.size(), 1u);
   EXPECT_EQ(w.fake.launches[0].kernel, "kvfolio_runs_out");
   EXPECT_TRUE(w.arrives(out));
@@ -245,7 +246,7 @@ TEST(CudaLaterCopies, OfTicketsWhoseMemoryIsGoneOnlyTheLastAreKept) {
   World w(0, {.staging_bytes = 512, .later_bytes = 2048, .max_tickets = 64});
   w.fake.moves_percent = 100;
   std::vector<CopyTicket> tickets;
-  while (tickets.size() < staged::LaterCopies::kMostLeft + 64) {
+  while (tickets.size() < staged::LaterCopies::kMostGone + 64) {
     std::byte* const some = *w.memory->allocate(256);
     const CopyRun run{w.pinned.data(), some, 256};
     for (int i = 0; i < 64; ++i) tickets.push_back(*w.submit({&run, 1}, CopyDirection::kOut));
@@ -303,6 +304,50 @@ TEST(CudaLaterCopies, WithoutStagingForThemCopiesAreMadeWithinSubmit) {
   ASSERT_TRUE(ticket);
   EXPECT_EQ(w.read(), host);
   EXPECT_TRUE(*w.memory->poll(*ticket));
+}
+
+// A null stream is the legacy one, as in every other call.
+TEST(CudaLaterCopies, ACopyBehindNullComesBehindTheLegacyStream) {
+  World w(1);
+  ASSERT_TRUE(w.arrives(*w.submit(w.out(w.pinned.data()), CopyDirection::kOut, nullptr)));
+  EXPECT_EQ(w.fake.legacy_records, 1);
+  Stream engine = *Stream::create(w.device);
+  ASSERT_TRUE(w.arrives(*w.submit(w.out(w.pinned.data()), CopyDirection::kOut, engine.handle())));
+  EXPECT_EQ(w.fake.legacy_records, 1);
+  w.fake.capture.streams = {nullptr};
+  const auto refused = w.submit(w.out(w.pinned.data()), CopyDirection::kOut, nullptr);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+  w.fake.capture.streams.clear();
+}
+
+// What an Offload leaves behind at its end is polled by no call.
+TEST(CudaLaterCopies, TicketsThatAreLeftTakeNoRoomOnceTheyAreOver) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    World w(seed, {.staging_bytes = 512, .later_bytes = 2048, .max_tickets = 3});
+    w.fake.moves_percent = 0;
+    const auto submit = [&](int i, CopyDirection direction) {
+      std::byte* const host = w.pinned.data() + 1600 * i;
+      return w.submit(direction == CopyDirection::kIn ? w.in(host) : w.out(host), direction);
+    };
+    for (int i = 0; i < 3; ++i) {
+      w.memory->leave(*submit(i, i == 1 ? CopyDirection::kIn : CopyDirection::kOut));
+    }
+    const auto refused = submit(3, CopyDirection::kIn);
+    ASSERT_FALSE(refused) << "they are on their way";
+    EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+    w.fake.moves_percent = 90;
+    int given = 0;
+    for (int round = 0; round < 200 && given < 3; ++round) {
+      if (submit(3, CopyDirection::kIn)) ++given;
+    }
+    EXPECT_EQ(given, 3) << "the left ones are gone";
+  }
+  // One that is over when it is left.
+  World w(1);
+  const CopyTicket over = *w.submit({}, CopyDirection::kIn);
+  w.memory->leave(over);
+  EXPECT_EQ(w.poll(over).error().code(), ErrorCode::kInvalidArgument);
 }
 
 TEST(CudaLaterCopies, OptionsOutOfRangeAreRefused) {

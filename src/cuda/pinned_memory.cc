@@ -56,6 +56,9 @@ Result<std::unique_ptr<PinnedHostMemory>> PinnedHostMemory::create(std::shared_p
 }
 
 Result<std::byte*> PinnedHostMemory::allocate(std::int64_t bytes) {
+  if (bytes < 1) {
+    return invalid(concat("pinned memory: ", bytes, " bytes asked, allowed: at least 1"));
+  }
   void* memory = nullptr;
   KVFOLIO_RETURN_IF_ERROR(device_->run(
       [&] { return concat("to pin ", bytes, " bytes of host memory"); },

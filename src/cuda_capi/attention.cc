@@ -132,6 +132,15 @@ const char* kvfolio_cuda_attend_plan_target(const kvfolio_cuda_attend_plan* plan
   return plan == nullptr ? nullptr : plan->target.c_str();
 }
 
+int32_t kvfolio_cuda_attend_plan_get_shape(const kvfolio_cuda_attend_plan* plan,
+                                           kvfolio_cuda_attend_shape* out, kvfolio_error* error) {
+  const NothingThrown nothing;
+  KVFOLIO_C_NEEDS(plan);
+  KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
+  write_shape(out, plan->plan.shape());
+  return KVFOLIO_OK;
+}
+
 int32_t kvfolio_cuda_upload(const kvfolio_cuda_kernels* kernels,
                             const kvfolio_cuda_attend_plan* plan, void* pinned,
                             int64_t pinned_bytes, void* image, void* workspace, void* stream,

@@ -15,9 +15,11 @@
 #include "capi/nothing_thrown.h"
 #include "kvfolio/c_handles.h"
 #include "kvfolio/cuda_device.h"
+#include "kvfolio/cuda_graph.h"
 #include "kvfolio/cuda_kernels.h"
 #include "kvfolio/cuda_memory.h"
 #include "kvfolio/cuda_plan.h"
+#include "kvfolio/cuda_wrapper.h"
 #include "kvfolio/kvfolio_cuda.h"
 
 // ---- handles -----------------------------------------------------------------------------------
@@ -58,6 +60,15 @@ struct kvfolio_cuda_attend_plan {
   std::string target;
 };
 
+struct kvfolio_cuda_batch_attention {
+  std::unique_ptr<kvfolio::cuda::BatchAttention> attention;
+  std::string target;  // of the last plan
+};
+
+struct kvfolio_cuda_graph {
+  kvfolio::cuda::Graph graph;
+};
+
 namespace kvfolio::capi {
 
 // Makes a handle of what a call of C++ gave.
@@ -69,6 +80,21 @@ std::int32_t give(kvfolio_error* error, Result<T> made, Handle** out, std::strin
   if (handle == nullptr) return answer(error, no_memory(call));
   *out = handle;
   return KVFOLIO_OK;
+}
+
+// Requires: check_out() of out was ok.
+inline void write_shape(kvfolio_cuda_attend_shape* out, const cuda::AttendShape& shape) {
+  write_struct(out, {.struct_size = 0,
+                     .num_sequences = shape.num_sequences,
+                     .num_rows = shape.num_rows,
+                     .items = shape.items,
+                     .groups = shape.groups,
+                     .prefill_items = shape.prefill_items,
+                     .segments = shape.segments,
+                     .segments_per_block = shape.segments_per_block,
+                     .states = shape.states,
+                     .many_nodes = shape.many_nodes ? 1 : 0,
+                     .merges = shape.merges ? 1 : 0});
 }
 
 }  // namespace kvfolio::capi

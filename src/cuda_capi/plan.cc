@@ -223,6 +223,10 @@ int32_t kvfolio_cuda_plan_apply(kvfolio_cuda_plan* plan, void* stream, kvfolio_e
   return answer(error, plan->plan->apply(stream));
 }
 
+void kvfolio_cuda_plan_applied(kvfolio_cuda_plan* plan) {
+  if (plan != nullptr) plan->plan->applied();
+}
+
 int32_t kvfolio_cuda_plan_last_upload(const kvfolio_cuda_plan* plan, kvfolio_cuda_upload_info* out,
                                       kvfolio_error* error) {
   const NothingThrown nothing;

@@ -265,6 +265,7 @@ TEST(OffloadLate, AnOffloadThatEndsLeavesWhatIsStillCopiedAlone) {
     t.offload.reset();
     EXPECT_EQ(t.loading(), ends ? 0 : 8);
     EXPECT_EQ(t.on_hold() > 0, !ends);
+    EXPECT_EQ(t.memory.num_left, t.memory.on_their_way()) << "no ticket waits for a poll";
     EXPECT_TRUE(t.cache.manager.check_invariants().ok());
     t.memory.end_all();
   }

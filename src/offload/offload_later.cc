@@ -133,10 +133,16 @@ std::optional<std::pair<TierKey, std::int64_t>> Offload::Impl::leave_copies() {
     end_stores();
     if ((writer == nullptr || end_copies(*writer)) && storing_.empty()) break;
   }
-  for (const Storing& one : storing_) arena_->quarantine(one.slot);
+  for (const Storing& one : storing_) {
+    if (can_ask) manager_.storage()->leave_copy(one.ticket);
+    arena_->quarantine(one.slot);
+  }
   storing_.clear();
   if (writer == nullptr) return std::nullopt;
   if (!writer->copying.empty()) {
+    for (const Request::Copying& one : writer->copying) {
+      if (can_ask) manager_.storage()->leave_copy(one.ticket);
+    }
     const Request::Copying& one = writer->copying.front();
     return std::pair{one.piece.key, static_cast<std::int64_t>(std::ssize(one.pin.record()))};
   }

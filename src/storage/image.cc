@@ -222,6 +222,8 @@ Result<bool> KVStorage::poll_copy(CopyTicket ticket) const {
   return over;
 }
 
+void KVStorage::leave_copy(CopyTicket ticket) const noexcept { resource_->leave(ticket); }
+
 Result<std::int64_t> KVStorage::image_runs(GroupId group, std::int32_t block, std::int64_t first,
                                            std::span<ImageRun> out) const {
   KVFOLIO_RETURN_IF_ERROR(check_group(group));

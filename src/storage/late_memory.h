@@ -28,6 +28,7 @@ class LateMemory final : public MemoryResource {
   unsigned fails_permille = 0;   // of the tickets; and of the submits
   std::uint64_t num_failed = 0;  // of both
   std::uint64_t num_submitted = 0, num_unknown = 0;
+  std::size_t num_left = 0;
   std::size_t most_on_their_way = 0;
 
   [[nodiscard]] std::size_t on_their_way() const { return on_their_way_.size(); }
@@ -84,6 +85,10 @@ class LateMemory final : public MemoryResource {
     on_their_way_.erase(asked);
     if (failed) return Status(ErrorCode::kTimedOut, "the cable was cut");
     return true;
+  }
+  void leave(CopyTicket ticket) noexcept override {
+    num_left += std::any_of(on_their_way_.begin(), on_their_way_.end(),
+                            [&](const Copy& one) { return one.ticket == ticket.number; });
   }
   // Everything arrives, or fails, now.
   void end_all() {

@@ -25,7 +25,8 @@ TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "
                  "redis_tier.h": "tier_", "offload.h": "offload_", "snapshot.h": ""}
 # The same of kvfolio_cuda.h.
 CUDA_HEADERS = {"cuda_device.h": "cuda_device_", "cuda_memory.h": "cuda_memory_", "cuda_kernels.h": "cuda_",
-                "cuda_plan.h": "cuda_plan_"}
+                "cuda_plan.h": "cuda_plan_", "cuda_graph.h": "cuda_graph_",
+                "cuda_wrapper.h": "cuda_batch_attention_"}
 # (header, C++ name): the C function of another name.
 OTHER_NAMES = {
     ("manager.h", "create"): "manager_create",
@@ -70,6 +71,9 @@ OTHER_NAMES = {
     ("cuda_memory.h", "allocate"): "cuda_pinned_allocate",
     ("cuda_memory.h", "bytes"): "cuda_pinned_bytes",
     ("cuda_memory.h", "data"): "cuda_pinned_data",
+    ("cuda_wrapper.h", "paged_kv_view"): "cuda_paged_kv_view",
+    ("cuda_wrapper.h", "shape"): "cuda_batch_attention_get_shape",
+    ("cuda_kernels.h", "shape"): "cuda_attend_plan_get_shape",
     ("cuda_kernels.h", "load"): "cuda_kernels_load",
     ("cuda_kernels.h", "image"): "cuda_attend_plan_image",
     ("cuda_kernels.h", "target"): "cuda_attend_plan_target",

@@ -33,6 +33,14 @@ static void null_handles_are_nothing(void) {
   kvfolio_cuda_attend_plan_destroy(NULL);
   kvfolio_cuda_plan_destroy(NULL);
   kvfolio_cuda_plan_resend(NULL);
+  kvfolio_cuda_plan_applied(NULL);
+  kvfolio_cuda_batch_attention_destroy(NULL);
+  kvfolio_cuda_graph_destroy(NULL);
+  kvfolio_cuda_graph_drop_capture(NULL, NULL);
+  CHECK(kvfolio_cuda_graph_handle(NULL) == NULL);
+  CHECK(kvfolio_cuda_batch_attention_target(NULL) == NULL);
+  CHECK(kvfolio_cuda_batch_attention_device_bytes(NULL) == 0);
+  CHECK(kvfolio_cuda_batch_attention_pinned_bytes(NULL) == 0);
   CHECK(kvfolio_cuda_plan_device_bytes(NULL) == 0 && kvfolio_cuda_plan_pinned_bytes(NULL) == 0);
   CHECK(kvfolio_cuda_device_name(NULL) == NULL && kvfolio_cuda_device_target(NULL) == NULL);
   CHECK(kvfolio_cuda_stream_handle(NULL) == NULL && kvfolio_cuda_event_handle(NULL) == NULL);
@@ -258,6 +266,122 @@ static void attention_is_refused_by_name(void) {
   toy_free(&toy, piece, sizeof floats);
 }
 
+static void batch_attention_is_refused_by_name(void) {
+  static const float floats[2 * kRowFloats];
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  void* const piece = toy_upload(&toy, floats, sizeof floats);
+  kvfolio_cuda_paged_kv tensors = {.struct_size = sizeof tensors,
+                                   .layout = KVFOLIO_NHD,
+                                   .k = piece,
+                                   .num_pages = 1,
+                                   .page_size = 1,
+                                   .num_kv_heads = kHeads,
+                                   .head_dim = kDim,
+                                   .dtype = KVFOLIO_F32};
+  kvfolio_view* pages = NULL;
+  BAD(kvfolio_cuda_paged_kv_view(NULL, &pages, &g_error), "tensors is null");
+  BAD(kvfolio_cuda_paged_kv_view(&tensors, NULL, &g_error), "out is null");
+  tensors.layout = KVFOLIO_GRANULE;
+  BAD(kvfolio_cuda_paged_kv_view(&tensors, &pages, &g_error), "layout is 2");
+  tensors.layout = KVFOLIO_NHD;
+  tensors.num_pages = 0;
+  BAD(kvfolio_cuda_paged_kv_view(&tensors, &pages, &g_error), "num_pages is 0");
+  tensors.num_pages = 1;
+  tensors.dtype = 99;
+  BAD(kvfolio_cuda_paged_kv_view(&tensors, &pages, &g_error), "dtype is 99");
+  tensors.dtype = KVFOLIO_INT8;
+  refused(kvfolio_cuda_paged_kv_view(&tensors, &pages, &g_error), KVFOLIO_ERR_UNSUPPORTED, "int8",
+          __LINE__);
+  tensors.dtype = KVFOLIO_F32;
+  MUST(kvfolio_cuda_paged_kv_view(&tensors, &pages, &g_error));
+
+  kvfolio_cuda_batch_attention* attention = NULL;
+  kvfolio_cuda_batch_attention_options options = {.struct_size = sizeof options,
+                                                  .max_pages_of_sequence = 2,
+                                                  .max_image_bytes = 4096,
+                                                  .workspace_bytes = 4096};
+#define CREATE(kernels, out) kvfolio_cuda_batch_attention_create(kernels, &options, out, &g_error)
+  BAD(CREATE(NULL, &attention), "kernels is null");
+  BAD(CREATE(toy.kernels, NULL), "out is null");
+  BAD(CREATE(toy.kernels, &attention), "max_sequences is 0, allowed: 1 to");
+  options.max_sequences = 1;
+  options.workspace_bytes = 15;
+  BAD(CREATE(toy.kernels, &attention), "workspace_bytes is 15");
+  options.workspace_bytes = 4096;
+  MUST(CREATE(toy.kernels, &attention));
+  const kvfolio_rows rows = toy_rows(1);
+#define RUN(attention, q_rows, cache, layer)                                                   \
+  kvfolio_cuda_batch_attention_run(attention, piece, q_rows, cache, layer, piece, &rows, NULL, \
+                                   stream, &g_error)
+  refused(RUN(attention, &rows, pages, 0), KVFOLIO_ERR_FAILED_PRECONDITION, "there is no plan",
+          __LINE__);
+  const int32_t indptr[2] = {0, 1};
+  int32_t indices[1] = {0};
+  const int32_t last[1] = {1};
+  kvfolio_cuda_batch_attention_params params = {.struct_size = sizeof params,
+                                                .num_qo_heads = kHeads,
+                                                .q_data_type = KVFOLIO_F32,
+                                                .o_data_type = KVFOLIO_F32};
+#define PLAN_PAGES(attention, n, starts, pages_of, num_pages, ends, cache)                    \
+  kvfolio_cuda_batch_attention_plan(attention, &params, n, NULL, starts, pages_of, num_pages, \
+                                    ends, cache, stream, &g_error)
+  BAD(PLAN_PAGES(NULL, 1, indptr, indices, 1, last, pages), "attention is null");
+  BAD(PLAN_PAGES(attention, 1, indptr, indices, 1, last, NULL), "paged_kv is null");
+  BAD(PLAN_PAGES(attention, 1, NULL, indices, 1, last, pages), "kv_indptr is null");
+  BAD(PLAN_PAGES(attention, -1, indptr, indices, 1, last, pages), "kv_last_page_len has -1");
+  BAD(PLAN_PAGES(attention, 1, indptr, NULL, 1, last, pages), "kv_indices is null");
+  BAD(PLAN_PAGES(attention, 1, indptr, indices, 0, last, pages), "kv_indices has 0 entries");
+  indices[0] = 1;
+  BAD(PLAN_PAGES(attention, 1, indptr, indices, 1, last, pages), "kv_indices[0] is 1, allowed");
+  indices[0] = 0;
+  params.window = -1;
+  BAD(PLAN_PAGES(attention, 1, indptr, indices, 1, last, pages), "params->window is -1");
+  params.window = 0;
+  params.q_data_type = -1;
+  BAD(PLAN_PAGES(attention, 1, indptr, indices, 1, last, pages), "params->q_data_type is -1");
+  params.q_data_type = KVFOLIO_F32;
+  MUST(PLAN_PAGES(attention, 1, indptr, indices, 1, last, pages));
+  MUST(kvfolio_cuda_graph_begin_capture(toy.device, stream, &g_error));
+  refused(PLAN_PAGES(attention, 1, indptr, indices, 1, last, pages),
+          KVFOLIO_ERR_FAILED_PRECONDITION, "being captured", __LINE__);
+  kvfolio_cuda_graph_drop_capture(toy.device, stream);
+  BAD(RUN(NULL, &rows, pages, 0), "attention is null");
+  BAD(RUN(attention, &rows, NULL, 0), "paged_kv is null");
+  BAD(RUN(attention, NULL, pages, 0), "q is given without q_rows");
+  BAD(RUN(attention, &rows, pages, 1), "layer");
+  const kvfolio_rows two = toy_rows(2);
+  BAD(RUN(attention, &two, pages, 0), "q");
+  MUST(RUN(attention, &rows, pages, 0));
+  MUST(kvfolio_cuda_stream_synchronize(toy.stream, &g_error));
+  kvfolio_cuda_attend_shape shape = {.struct_size = sizeof shape};
+  BAD(kvfolio_cuda_batch_attention_get_shape(NULL, &shape, &g_error), "attention is null");
+  BAD(kvfolio_cuda_batch_attention_get_shape(attention, NULL, &g_error), "out is null");
+  BAD(kvfolio_cuda_attend_plan_get_shape(NULL, &shape, &g_error), "plan is null");
+  kvfolio_cuda_batch_attention_destroy(attention);
+  kvfolio_view_destroy(pages);
+  toy_free(&toy, piece, sizeof floats);
+}
+
+static void graphs_are_refused_by_name(void) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  kvfolio_cuda_graph* graph = NULL;
+  BAD(kvfolio_cuda_graph_begin_capture(NULL, stream, &g_error), "device is null");
+  BAD(kvfolio_cuda_graph_begin_capture(toy.device, NULL, &g_error),
+      "the legacy stream cannot be captured");
+  BAD(kvfolio_cuda_graph_end_capture(NULL, stream, &graph, &g_error), "device is null");
+  BAD(kvfolio_cuda_graph_end_capture(toy.device, stream, NULL, &g_error), "out is null");
+  refused(kvfolio_cuda_graph_end_capture(toy.device, stream, &graph, &g_error),
+          KVFOLIO_ERR_UNAVAILABLE, "to end a capture", __LINE__);  // none was begun
+  BAD(kvfolio_cuda_graph_launch(NULL, stream, &g_error), "graph is null");
+  MUST(kvfolio_cuda_graph_begin_capture(toy.device, stream, &g_error));
+  refused(kvfolio_cuda_stream_synchronize(toy.stream, &g_error), KVFOLIO_ERR_UNAVAILABLE, "900",
+          __LINE__);
+  refused(kvfolio_cuda_graph_end_capture(toy.device, stream, &graph, &g_error),
+          KVFOLIO_ERR_UNAVAILABLE, "901", __LINE__);
+  CHECK(graph == NULL);
+  MUST(kvfolio_cuda_stream_synchronize(toy.stream, &g_error));
+}
+
 static void plans_are_refused_by_name(void) {
   ToyPlan p = toy_plan(&toy);
   void* const stream = kvfolio_cuda_stream_handle(toy.stream);
@@ -316,6 +440,10 @@ static void plans_are_refused_by_name(void) {
   wrong = p.step;
   wrong.struct_size = offsetof(kvfolio_step_plan, number);
   BAD(kvfolio_cuda_plan_upload(p.plan, &wrong, &p.group, 1, stream, &g_error), "number 0");
+  MUST(kvfolio_cuda_plan_send(p.plan, &p.step, &p.group, 1, stream, &g_error));
+  refused(kvfolio_cuda_plan_send(p.plan, &p.step, &p.group, 1, stream, &g_error),
+          KVFOLIO_ERR_FAILED_PRECONDITION, "was sent and not applied; call apply()", __LINE__);
+  MUST(kvfolio_cuda_plan_apply(p.plan, stream, &g_error));
   MUST(kvfolio_cuda_plan_upload(p.plan, &p.step, &p.group, 1, stream, &g_error));
   MUST(kvfolio_finish(p.manager, p.ticket, &g_error));
   // A step that it was never told of: tables are needed, and a plan that has them is taken.
@@ -371,6 +499,17 @@ static void handles_end_in_any_order(void) {
   MUST(kvfolio_cuda_event_create(mine.device, &event, &g_error));
   MUST(kvfolio_cuda_pinned_allocate(mine.device, 64, &pinned, &g_error));
   MUST(kvfolio_cuda_kernels_load(mine.device, NULL, &mine.kernels, &g_error));
+  kvfolio_cuda_batch_attention* attention = NULL;
+  kvfolio_cuda_graph* graph = NULL;
+  const kvfolio_cuda_batch_attention_options small = {.struct_size = sizeof small,
+                                                      .max_sequences = 1,
+                                                      .max_pages_of_sequence = 1,
+                                                      .max_image_bytes = 16,
+                                                      .workspace_bytes = 16};
+  MUST(kvfolio_cuda_batch_attention_create(mine.kernels, &small, &attention, &g_error));
+  void* const captured = kvfolio_cuda_stream_handle(mine.stream);
+  MUST(kvfolio_cuda_graph_begin_capture(mine.device, captured, &g_error));
+  MUST(kvfolio_cuda_graph_end_capture(mine.device, captured, &graph, &g_error));
   const int64_t without = kvfolio_fake_cuda_open();
   MUST(kvfolio_cuda_memory_create(mine.device, mine.kernels, NULL, &mine.memory, &g_error));
   // Pinned and device staging, a stream and two events: nothing for copies that C cannot submit.
@@ -385,6 +524,7 @@ static void handles_end_in_any_order(void) {
   MUST(kvfolio_cuda_event_record(event, kvfolio_cuda_stream_handle(mine.stream), &g_error));
   MUST(kvfolio_cuda_event_synchronize(event, &g_error));
   kvfolio_cuda_kernels_destroy(kernels);
+  MUST(kvfolio_cuda_graph_launch(graph, captured, &g_error));
   // The memory's own kernels go on: seven runs are one copy and one kernel.
   toy_must_be_equal(there, there);
   kvfolio_cuda_stream_destroy(mine.stream);
@@ -394,6 +534,8 @@ static void handles_end_in_any_order(void) {
   kvfolio_cuda_memory_destroy(mine.memory);
   kvfolio_cuda_pinned_destroy(pinned);
   kvfolio_cuda_event_destroy(event);
+  kvfolio_cuda_batch_attention_destroy(attention);
+  kvfolio_cuda_graph_destroy(graph);
   CHECK(kvfolio_fake_cuda_open() == before);
 }
 
@@ -448,6 +590,8 @@ int main(void) {
   memory_is_asked_for_by_name();
   moves_are_refused_by_name();
   attention_is_refused_by_name();
+  batch_attention_is_refused_by_name();
+  graphs_are_refused_by_name();
   plans_are_refused_by_name();
   a_wrong_entry_is_reported_by_its_word();
   handles_end_in_any_order();

@@ -143,6 +143,88 @@ static void move_blocks(kvfolio_view* device, kvfolio_view* host) {
   MUST(kvfolio_cuda_stream_synchronize(toy.stream, &g_error));
 }
 
+// What the call gave that has the arrays one by one, from FlashInfer's; in a graph, too.
+static void batch_attention(kvfolio_view* device, const kvfolio_view* host,
+                            const kvfolio_cuda_attention* there, const kvfolio_rows* rows,
+                            const float* wanted, int64_t bytes,
+                            const kvfolio_cuda_attend_shape* wanted_shape) {
+  const int32_t qo_indptr[2] = {0, 2};
+  const int32_t kv_indptr[2] = {0, 3};
+  const int32_t last[1] = {kTokens - 2 * kBlockSize};
+  const kvfolio_cuda_batch_attention_options options = {.struct_size = sizeof options,
+                                                        .max_sequences = 2,
+                                                        .max_pages_of_sequence = 3,
+                                                        .workspace_bytes = 1 << 16};
+  const kvfolio_cuda_batch_attention_params params = {.struct_size = sizeof params,
+                                                      .num_qo_heads = 2 * kHeads,
+                                                      .causal = 1,
+                                                      .q_data_type = KVFOLIO_F32,
+                                                      .o_data_type = KVFOLIO_F32};
+  kvfolio_cuda_batch_attention* attention = NULL;
+  MUST(kvfolio_cuda_batch_attention_create(toy.kernels, &options, &attention, &g_error));
+  CHECK(kvfolio_cuda_batch_attention_device_bytes(attention) > 1 << 16);
+  CHECK(kvfolio_cuda_batch_attention_pinned_bytes(attention) > 0);
+  CHECK(strcmp(kvfolio_cuda_batch_attention_target(attention), "") == 0);
+  // An engine's own tensors, with the rows of the cache.
+  static float k[kBlocks * kHeads * kBlockSize][kDim];
+  static float v[kBlocks * kHeads * kBlockSize][kDim];
+  for (int32_t i = 0; i < kBlocks * kHeads * kBlockSize; ++i) {
+    const int32_t block = i / (kHeads * kBlockSize);
+    const int32_t head = i / kBlockSize % kHeads;
+    memcpy(k[i], kvfolio_view_k(host, 0, block, head, i % kBlockSize), sizeof k[i]);
+    memcpy(v[i], kvfolio_view_v(host, 0, block, head, i % kBlockSize), sizeof v[i]);
+  }
+  const kvfolio_cuda_paged_kv tensors = {.struct_size = sizeof tensors,
+                                         .layout = KVFOLIO_HND,
+                                         .k = toy_upload(&toy, k, sizeof k),
+                                         .v = toy_upload(&toy, v, sizeof v),
+                                         .num_pages = kBlocks,
+                                         .page_size = kBlockSize,
+                                         .num_kv_heads = kHeads,
+                                         .head_dim = kDim,
+                                         .dtype = KVFOLIO_F32};
+  kvfolio_view* pages = NULL;
+  MUST(kvfolio_cuda_paged_kv_view(&tensors, &pages, &g_error));
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  float* const got = need(calloc(1, (size_t)bytes));
+  kvfolio_cuda_graph* graph = NULL;
+  for (int i = 0; i < 3; ++i) {
+    const kvfolio_view* const cache = i == 0 ? device : pages;
+    memset(got, 0, (size_t)bytes);
+    MUST(kvfolio_cuda_memory_copy_in(toy.memory, there->out, got, bytes, &g_error));
+    if (i < 2) {
+      MUST(kvfolio_cuda_batch_attention_plan(attention, &params, 1, qo_indptr, kv_indptr, kTable, 3,
+                                             last, cache, stream, &g_error));
+      CHECK(strcmp(kvfolio_cuda_batch_attention_target(attention), "cuda-sm90-general") == 0);
+      MUST(kvfolio_cuda_graph_begin_capture(toy.device, stream, &g_error));
+      MUST(kvfolio_cuda_batch_attention_run(attention, there->q, rows, cache, 0, there->out, rows,
+                                            NULL, stream, &g_error));
+      if (i == 0) {
+        kvfolio_cuda_graph_drop_capture(toy.device, stream);
+        MUST(kvfolio_cuda_batch_attention_run(attention, there->q, rows, cache, 0, there->out, rows,
+                                              NULL, stream, &g_error));
+      } else {
+        MUST(kvfolio_cuda_graph_end_capture(toy.device, stream, &graph, &g_error));
+        CHECK(kvfolio_cuda_graph_handle(graph) != NULL);
+        toy_download(&toy, got, there->out, bytes);
+        CHECK(got[0] == 0);  // a capture runs nothing
+      }
+    }
+    if (graph != NULL) MUST(kvfolio_cuda_graph_launch(graph, stream, &g_error));
+    toy_download(&toy, got, there->out, bytes);
+    CHECK(memcmp(got, wanted, (size_t)bytes) == 0);
+  }
+  kvfolio_cuda_attend_shape shape = {.struct_size = sizeof shape};
+  MUST(kvfolio_cuda_batch_attention_get_shape(attention, &shape, &g_error));
+  CHECK(memcmp(&shape, wanted_shape, sizeof shape) == 0);
+  free(got);
+  kvfolio_cuda_graph_destroy(graph);
+  kvfolio_view_destroy(pages);
+  kvfolio_cuda_batch_attention_destroy(attention);
+  toy_free(&toy, tensors.k, sizeof k);
+  toy_free(&toy, tensors.v, sizeof v);
+}
+
 // One sequence whose last two tokens ask; two query heads for each KV head.
 static void attention(kvfolio_view* device, kvfolio_view* host) {
   enum { kRows = 2, kQueryHeads = 2 * kHeads, kFloats = kRows * kQueryHeads * kDim };
@@ -191,6 +273,10 @@ static void attention(kvfolio_view* device, kvfolio_view* host) {
   toy_download(&toy, got, there.out, sizeof got);
   for (int i = 0; i < kFloats; ++i) CHECK(fabsf(got[i] - out[i]) < 1e-5f);
   CHECK(fabsf(got[0]) > 0);
+  kvfolio_cuda_attend_shape shape = {.struct_size = sizeof shape};
+  MUST(kvfolio_cuda_attend_plan_get_shape(plan, &shape, &g_error));
+  CHECK(shape.num_sequences == 1 && shape.num_rows == kRows && shape.groups + shape.items > 0);
+  batch_attention(device, host, &there, &rows, got, sizeof got, &shape);
   kvfolio_cuda_pinned_destroy(pinned);
   kvfolio_cuda_attend_plan_destroy(plan);
   toy_free(&toy, image, image_bytes);
@@ -225,7 +311,17 @@ static void plans(void) {
       MUST(kvfolio_cuda_plan_upload(p.plan, &p.step, &p.group, 1, stream, &g_error));
     } else {
       MUST(kvfolio_cuda_plan_send(p.plan, &p.step, &p.group, 1, stream, &g_error));
-      MUST(kvfolio_cuda_plan_apply(p.plan, stream, &g_error));
+      if (i == 5) {  // in a graph
+        kvfolio_cuda_graph* graph = NULL;
+        MUST(kvfolio_cuda_graph_begin_capture(toy.device, stream, &g_error));
+        MUST(kvfolio_cuda_plan_apply(p.plan, stream, &g_error));
+        MUST(kvfolio_cuda_graph_end_capture(toy.device, stream, &graph, &g_error));
+        MUST(kvfolio_cuda_graph_launch(graph, stream, &g_error));
+        kvfolio_cuda_graph_destroy(graph);
+        kvfolio_cuda_plan_applied(p.plan);
+      } else {
+        MUST(kvfolio_cuda_plan_apply(p.plan, stream, &g_error));
+      }
     }
     MUST(kvfolio_cuda_plan_verify(p.plan, &p.step, &p.group, 1, stream, &g_error));
     MUST(kvfolio_cuda_plan_last_upload(p.plan, &info, &g_error));

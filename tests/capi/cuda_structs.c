@@ -17,6 +17,9 @@ static kvfolio_cuda_memory_options memory_options;
 static kvfolio_cuda_attention attention;
 
 static void make_plan(void);
+static void make_batch(void);
+static kvfolio_cuda_batch_attention* batch;
+static void* view_k0(void) { return kvfolio_view_k(view, 0, 0, 0, 0); }
 static void end_plan(void);
 
 void make_subjects(void) {
@@ -42,9 +45,11 @@ void make_subjects(void) {
                                        .out = lent + 1024,
                                        .lse = (float*)(lent + 2048)};
   make_plan();
+  make_batch();
 }
 
 void destroy_subjects(void) {
+  kvfolio_cuda_batch_attention_destroy(batch);
   end_plan();
   toy_free(&toy, lent, 1024 * sizeof(float));
   kvfolio_view_destroy(view);
@@ -151,6 +156,76 @@ static void make_plan(void) {
 
 static void end_plan(void) { toy_plan_end(&planned); }
 
+static const kvfolio_cuda_batch_attention_options kBatch = {.struct_size = sizeof kBatch,
+                                                            .max_sequences = 1,
+                                                            .max_pages_of_sequence = 3,
+                                                            .max_image_bytes = 512,
+                                                            .workspace_bytes = 16 << 10};
+static void run_batch(void* given, char* text) {
+  kvfolio_cuda_batch_attention* made = NULL;
+  const int32_t code = kvfolio_cuda_batch_attention_create(toy.kernels, given, &made, &g_error);
+  say(text, code, "%d", (int)kvfolio_cuda_batch_attention_device_bytes(made));
+  kvfolio_cuda_batch_attention_destroy(made);
+}
+static const kvfolio_cuda_batch_attention_params kBatchParams = {.struct_size = sizeof kBatchParams,
+                                                                 .num_qo_heads = kHeads,
+                                                                 .causal = 1,
+                                                                 .window = 1,
+                                                                 .sm_scale = 0.25,
+                                                                 .logits_soft_cap = 2,
+                                                                 .q_data_type = KVFOLIO_F32,
+                                                                 .o_data_type = KVFOLIO_F32};
+// What the rows are says what of the struct was read: one sequence of three tokens and two queries.
+static void run_params(void* given, char* text) {
+  static const int32_t qo_indptr[2] = {0, 2};
+  static const int32_t kv_indptr[2] = {0, 1};
+  static const int32_t three[1] = {3};
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  int32_t code = kvfolio_cuda_batch_attention_plan(batch, given, 1, qo_indptr, kv_indptr, kZero, 1,
+                                                   three, view, stream, &g_error);
+  float sum = 0;
+  if (code == 0) {
+    const kvfolio_rows rows = toy_rows(2);
+    float got[2 * kRowFloats] = {0};
+    code = kvfolio_cuda_batch_attention_run(batch, lent, &rows, view, 0, lent + 1024, &rows, NULL,
+                                            stream, &g_error);
+    toy_download(&toy, got, lent + 1024, sizeof got);
+    for (int i = 0; i < 2 * kRowFloats; ++i) sum += got[i] * (float)(i + 1);
+  }
+  say(text, code, "%.4f", (double)sum);
+}
+static kvfolio_cuda_paged_kv paged;
+static void run_paged(void* given, char* text) {
+  kvfolio_view* made = NULL;
+  const int32_t code = kvfolio_cuda_paged_kv_view(given, &made, &g_error);
+  if (code != 0) {
+    say(text, code, "");
+    return;
+  }
+  say(text, code, "%d %d", (int)((char*)kvfolio_view_k(made, 0, 1, 1, 1) - (char*)view_k0()),
+      (int)((char*)kvfolio_view_v(made, 0, 0, 0, 0) - (char*)view_k0()));
+  kvfolio_view_destroy(made);
+}
+static const kvfolio_cuda_attend_shape kShape = {.struct_size = sizeof kShape};
+static void run_shape(void* given, char* text) {
+  say(text, kvfolio_cuda_batch_attention_get_shape(batch, given, &g_error), "");
+}
+
+static void make_batch(void) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  MUST(kvfolio_cuda_fill(toy.kernels, view, 0x3c, stream, &g_error));
+  MUST(kvfolio_cuda_batch_attention_create(toy.kernels, &kBatch, &batch, &g_error));
+  paged = (kvfolio_cuda_paged_kv){.struct_size = sizeof paged,
+                                  .layout = KVFOLIO_NHD,
+                                  .k = view_k0(),
+                                  .v = kvfolio_view_v(view, 0, 0, 0, 0),
+                                  .num_pages = kBlocks,
+                                  .page_size = kBlockSize,
+                                  .num_kv_heads = kHeads,
+                                  .head_dim = kDim,
+                                  .dtype = KVFOLIO_F32};
+}
+
 static const kvfolio_cuda_device_info kInfo = {.struct_size = sizeof kInfo};
 static void run_info(void* given, char* text) {
   say(text, kvfolio_cuda_device_get_info(toy.device, given, &g_error), "");
@@ -170,6 +245,13 @@ const StructCase kStructCases[] = {
     {"kvfolio_cuda_plan_group", "plan_get_group", &kPlanGroup, sizeof kPlanGroup, kOutput,
      run_plan_group},
     {"kvfolio_cuda_upload_info", "plan_last_upload", &kLast, sizeof kLast, kOutput, run_last},
+    {"kvfolio_cuda_batch_attention_options", "batch_attention_create", &kBatch, sizeof kBatch,
+     kInput, run_batch},
+    {"kvfolio_cuda_batch_attention_params", "batch_attention_plan", &kBatchParams,
+     sizeof kBatchParams, kInput, run_params},
+    {"kvfolio_cuda_paged_kv", "paged_kv_view", &paged, sizeof paged, kPointersInput, run_paged},
+    {"kvfolio_cuda_attend_shape", "batch_attention_get_shape", &kShape, sizeof kShape, kOutput,
+     run_shape},
     {"kvfolio_cuda_device_info", "device_get_info", &kInfo, sizeof kInfo, kOutput, run_info},
 };
 const int kNumStructCases = sizeof kStructCases / sizeof kStructCases[0];

@@ -231,6 +231,7 @@ void replay_graph(Report& report, Card& card, Driver& driver, const Options& opt
     }
     if (graph != nullptr) {
       driver.launch(graph, stream);
+      plan->applied();
     } else {
       must(plan->apply(stream), "apply");
     }

@@ -73,5 +73,6 @@ struct PlanState {
 };
 
 void add_attend(nb::module_& m);
+void add_batch_attention(nb::module_& m);
 
 }  // namespace kvfolio::python

@@ -18,6 +18,7 @@ NB_MODULE(_cuda, m) {
   python::add_cuda_storage(m);
   python::add_moves(m);
   python::add_attend(m);
+  python::add_batch_attention(m);
   python::add_device_plan(m);
 #ifdef KVFOLIO_CUDA_TWIN
   add_twin(m);

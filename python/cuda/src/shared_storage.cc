@@ -41,6 +41,7 @@ class OrderedMemory final : public MemoryResource {
     return memory().submit(runs, direction, stream);
   }
   Result<bool> poll(CopyTicket ticket) noexcept override { return memory().poll(ticket); }
+  void leave(CopyTicket ticket) noexcept override { memory().leave(ticket); }
 
  private:
   [[nodiscard]] cuda::DeviceMemory& memory() const { return state_.device->memory(); }

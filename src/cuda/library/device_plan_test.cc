@@ -10,6 +10,7 @@
 
 #include "cuda/library/plan_rig.h"
 #include "heap_calls/heap_calls.h"
+#include "kvfolio/cuda_graph.h"
 
 namespace kvfolio::cuda {
 namespace {
@@ -320,6 +321,100 @@ TEST(DevicePlan, AGraphThatReplaysTheStepBeforeChangesNothing) {
   EXPECT_EQ(rig.finish(), "");
 }
 
+TEST(DevicePlan, APlanBehindOneThatWasNotAppliedIsRefused) {
+  PlanRig rig;
+  const SequenceId s = rig.open();
+  must(rig.manager.complete(rig.launch(s, 6)));
+  void* const stream = rig.stream.handle();
+  // What a step appends; the plan is sent and, as far as the object knows, not applied.
+  const auto send = [&] {
+    const Ticket ticket = must(rig.manager.begin_step());
+    rig.append(s, 7, 4);
+    must(rig.plan->send(rig.planned(), stream));
+    must(rig.manager.finish(ticket));
+  };
+  const auto next = [&](bool with_tables) {
+    const Ticket ticket = must(rig.manager.begin_step());
+    rig.append(s, 9, 4);
+    const StepPlan& step = rig.planned({.block_tables = with_tables, .changed_entries = true});
+    for (const bool halves : {true, false}) {
+      const Status refused = halves ? rig.plan->send(step, stream) : rig.upload(step);
+      EXPECT_EQ(refused.code(), ErrorCode::kFailedPrecondition);
+      EXPECT_THAT(refused.message(),
+                  testing::AllOf(HasSubstr("plan " + std::to_string(step.number) + " cannot"),
+                                 HasSubstr("plan " + std::to_string(step.number - 1) + " was sent"),
+                                 HasSubstr("call apply(), or applied()")));
+    }
+    return std::pair(ticket, &step);
+  };
+  const auto ends = [&](const std::pair<Ticket, const StepPlan*>& open) {
+    must(rig.upload(*open.second));
+    must(rig.manager.finish(open.first));
+    EXPECT_EQ(rig.finish(), "");
+  };
+  send();
+  auto open = next(false);
+  must(rig.plan->apply(stream));
+  ends(open);
+  // A capture runs nothing, and a launch is seen by none.
+  send();
+  Result<Graph> graph = Graph::capture(rig.device, stream, [&] { return rig.plan->apply(stream); });
+  ASSERT_TRUE(graph) << graph.error().message();
+  open = next(false);
+  must(graph->launch(stream));
+  rig.plan->applied();
+  ends(open);
+  // Then every row goes up whole, and what was not applied is missed by none.
+  send();
+  open = next(true);
+  rig.plan->resend();
+  ends(open);
+  EXPECT_EQ(rig.plan->last_upload().whole_rows, 1);
+}
+
+TEST(DevicePlan, APlanIsNotSentWithinACapture) {
+  PlanRig rig;
+  const SequenceId s = rig.open();
+  must(rig.manager.complete(rig.launch(s, 6)));
+  const Ticket ticket = must(rig.manager.begin_step());
+  rig.append(s, 7, 4);
+  const StepPlan& step = rig.planned();
+  void* const stream = rig.stream.handle();
+  const Result<Graph> graph =
+      Graph::capture(rig.device, stream, [&] { return rig.plan->send(step, stream); });
+  ASSERT_FALSE(graph);
+  EXPECT_EQ(graph.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(graph.error().message(), HasSubstr("a plan is sent in front of a graph"));
+  must(rig.upload(step));
+  must(rig.manager.commit(ticket));
+  EXPECT_EQ(rig.finish(), "");
+}
+
+// In global mode, as torch captures: what the driver forbids to other threads then.
+TEST(DevicePlan, ACaptureOfAnotherThreadNeitherStopsAPlanNorIsBroken) {
+  PlanRig rig;
+  rig.fake.capture.others = true;
+  const SequenceId s = rig.open();
+  for (int i = 0; i < 6; ++i) {
+    must(rig.manager.complete(rig.launch(s, 3)));
+    must(rig.plan->wait());
+  }
+  const Ticket ticket = must(rig.manager.begin_step());
+  rig.append(s, 7, 4);
+  const StepPlan& step = rig.planned(PlanRig::kWithTables);
+  must(rig.upload(step));
+  must(rig.plan->verify(step, rig.stream.handle()));
+  must(rig.manager.commit(ticket));
+  EXPECT_EQ(rig.finish(), "");
+  const DevicePlanGroup group{.block_size = 4, .table_stride = 20};
+  must(DevicePlan::create(rig.kernels, {.max_sequences = 2,
+                                        .max_tokens = 8,
+                                        .num_rows = rig.manager.num_rows(),
+                                        .groups = {&group, 1}}));
+  EXPECT_EQ(rig.fake.capture.broken, 0);
+  rig.fake.capture.others = false;
+}
+
 TEST(DevicePlan, WhatApplyStartsIsTheSameInEveryStep) {
   RigOptions options;
   options.plan.flashinfer = true;
@@ -418,6 +513,7 @@ DriverCalls calls_of_an_upload_that_do_nothing() {
   calls.copy_in = [](DeviceAddress, const void*, std::size_t, void*) { return 0; };
   calls.event_record = [](void*, void*) { return 0; };
   calls.event_query = [](void*) { return 0; };
+  calls.stream_is_capturing = [](void*, int*) { return 0; };
   calls.launch = [](void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                     void*, void**, void**) { return 0; };
   return calls;

@@ -406,6 +406,49 @@ TEST(CudaKernels, ALibraryWithoutKernelsSaysSo) {
   EXPECT_EQ(kernels.error().message(), "libkvfolio_cuda was built without nvcc and has no kernels");
 }
 
+TEST(CudaDeviceBuffer, BytesComeAndGoAndItsMemoryIsGivenBack) {
+  FakeDriver fake;
+  with_kernels(fake);
+  PublicMachine machine;
+  auto memory = *DeviceMemory::create(machine.device, {.later_bytes = 0});
+  const std::size_t open = fake.open();
+  {
+    DeviceBuffer buffer = *DeviceBuffer::allocate(*memory, 40);
+    EXPECT_EQ(fake.open(), open + 1);
+    EXPECT_EQ(buffer.bytes(), 40);
+    EXPECT_EQ(buffer.span().size(), 40u);
+    EXPECT_EQ(buffer.span<std::int64_t>().size(), 5u);
+    EXPECT_EQ(static_cast<void*>(buffer.span<float>().data()), buffer.data());
+    const std::int32_t in[] = {1, 2, 3};
+    std::int32_t out[3] = {};
+    ASSERT_TRUE(buffer.copy_in(std::span<const std::int32_t>(in), 28).ok());
+    ASSERT_TRUE(buffer.copy_out(std::span<std::int32_t>(out), 28).ok());
+    EXPECT_TRUE(std::equal(in, in + 3, out));
+    ASSERT_TRUE(buffer.copy_out(std::span<std::byte>(), 40).ok());
+    for (const std::int64_t at : {std::int64_t{29}, std::int64_t{41}, std::int64_t{-1}}) {
+      const Status refused = buffer.copy_in(std::span<const std::int32_t>(in), at);
+      EXPECT_EQ(refused.code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(refused.message(),
+                "12 bytes from byte " + std::to_string(at) + " on, of a buffer of 40");
+      EXPECT_EQ(buffer.copy_out(std::span<std::int32_t>(out), at).message(), refused.message());
+    }
+    DeviceBuffer moved = std::move(buffer);
+    // NOLINTNEXTLINE(bugprone-use-after-move): it has nothing
+    EXPECT_EQ(buffer.data(), nullptr);
+    EXPECT_EQ(fake.open(), open + 1);
+    moved = *DeviceBuffer::allocate(*memory, 8);
+    EXPECT_EQ(fake.open(), open + 1);
+    fake.always["cuMemcpyHtoDAsync"] = 999;
+    EXPECT_EQ(moved.copy_in(std::span<const std::int32_t>(in, 2)).code(), ErrorCode::kUnavailable);
+    fake.always.clear();
+  }
+  EXPECT_EQ(fake.open(), open);
+  EXPECT_EQ(DeviceBuffer::allocate(*memory, 0).error().code(), ErrorCode::kInvalidArgument);
+  DeviceBuffer none;
+  EXPECT_EQ(none.copy_in(std::span<const std::int32_t>()).code(), ErrorCode::kOk);
+  EXPECT_TRUE(none.span().empty());
+}
+
 // An event orders two streams, whatever is late.
 TEST(CudaKernels, WorkBehindAnEventComesAfterIt) {
   for (unsigned seed = 0; seed < 20; ++seed) {

@@ -52,7 +52,9 @@ struct DevicePlan::Impl {
   std::array<DeviceGroupPlan, kMaxGroups> groups{};
   PlanArgs args;
   UploadInfo last;
+  std::uint64_t unapplied = 0;  // the plan that was sent and, as far as is known, not applied
 
+  void forget();
   Status allocate();
   void place();
   void point();
@@ -195,8 +197,23 @@ Status DevicePlan::Impl::copy(PinnedPiece& piece, std::int64_t bytes, void* stre
   return {};
 }
 
+// Then rows are sent whole, and what was not applied is missed by none.
+void DevicePlan::Impl::forget() {
+  rows.forget();
+  unapplied = 0;
+}
+
 Status DevicePlan::Impl::send(const StepPlan& plan, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(PointerCheck(*kernels, stream).status());
+  KVFOLIO_RETURN_IF_ERROR(
+      check_not_captured(kernels->device(), stream, "a plan is sent in front of a graph"));
+  // Its changed entries lie where those of the next one come.
+  if (unapplied != 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("plan ", plan.number, " cannot be sent: plan ", unapplied,
+                   " was sent and not applied; call apply(), or applied() behind the launch of a "
+                   "graph that has it, or resend()")};
+  }
   UploadInfo info;
   KVFOLIO_RETURN_IF_ERROR(image.check(plan, rows, info));
   KVFOLIO_RETURN_IF_ERROR(find_free_piece());
@@ -205,17 +222,24 @@ Status DevicePlan::Impl::send(const StepPlan& plan, void* stream) {
   Status copied = copy(piece, bytes, stream);
   next = (next + 1) % pinned.size();
   if (!copied.ok()) {
-    rows.forget();
+    forget();
     return copied;
   }
   rows.note(plan);
+  unapplied = plan.number;
   last = info;
   return {};
 }
 
 Status DevicePlan::Impl::apply(void* stream) {
-  Status applied = launch(stream);
-  if (!applied.ok()) rows.forget();
+  // What is captured does not run.
+  const Result<bool> captured = is_captured(kernels->device(), stream);
+  Status applied = captured ? launch(stream) : captured.error();
+  if (!applied.ok()) {
+    forget();
+  } else if (!*captured) {
+    unapplied = 0;
+  }
   return applied;
 }
 
@@ -331,9 +355,11 @@ Status DevicePlan::send(const StepPlan& plan, void* stream) { return impl_->send
 Status DevicePlan::apply(void* stream) {
   Status checked = PointerCheck(*impl_->kernels, stream).status();
   if (checked.ok()) return impl_->apply(stream);
-  impl_->rows.forget();  // the plan that was sent may never be applied
+  impl_->forget();  // the plan that was sent may never be applied
   return checked;
 }
+
+void DevicePlan::applied() noexcept { impl_->unapplied = 0; }
 
 Status DevicePlan::wait() {
   PinnedPiece& oldest = impl_->pinned[impl_->next];
@@ -343,7 +369,7 @@ Status DevicePlan::wait() {
   return {};
 }
 
-void DevicePlan::resend() noexcept { impl_->rows.forget(); }
+void DevicePlan::resend() noexcept { impl_->forget(); }
 
 Status DevicePlan::verify(const StepPlan& plan, void* stream) {
   Impl& m = *impl_;

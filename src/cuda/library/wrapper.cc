@@ -421,6 +421,8 @@ Status BatchAttention::plan(const BatchAttentionPlan& step, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(check_step(step, m.options));
   KVFOLIO_RETURN_IF_ERROR(read_lengths(step, m.coming));
   KVFOLIO_RETURN_IF_ERROR(PointerCheck(*m.kernels, stream).status());
+  KVFOLIO_RETURN_IF_ERROR(
+      check_not_captured(m.kernels->device(), stream, "a plan is made in front of a graph"));
   const DeviceAttention call = m.call_of(step);
   Result<AttendPlan> made = m.options.padded ? plan_attend(*m.kernels, call, m.capacity_of(step))
                                              : plan_attend(*m.kernels, call);

@@ -484,6 +484,39 @@ TEST(BatchAttention, OneGraphComputesEveryStepWithinAPaddedPlansCapacity) {
   }
 }
 
+TEST(BatchAttention, APlanIsNotMadeWithinACapture) {
+  World world;
+  const Batch batch = decode_of(world.random, {100, 3});
+  ASSERT_TRUE(world.plan(batch).ok());
+  const Result<Graph> graph =
+      Graph::capture(world.device, world.stream.handle(), [&] { return world.plan(batch); });
+  ASSERT_FALSE(graph);
+  EXPECT_EQ(graph.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(graph.error().message(), HasSubstr("a plan is made in front of a graph"));
+  ASSERT_TRUE(world.run(batch).ok()) << "the plan before stays";
+  EXPECT_LT(world.error_of(batch, world.params(false)), 1e-5);
+}
+
+// In global mode, as torch captures: what the driver forbids to other threads then.
+TEST(BatchAttention, ACaptureOfAnotherThreadNeitherStopsAPlanNorIsBroken) {
+  World world;
+  world.fake.capture.others = true;
+  {
+    const auto other = BatchAttention::create(
+        world.kernels,
+        {.max_sequences = 2, .max_pages_of_sequence = 4, .workspace_bytes = 1 << 20});
+    EXPECT_TRUE(other);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const Batch batch = decode_of(world.random, {100 + i, 3});
+    ASSERT_TRUE(world.plan(batch).ok());
+    ASSERT_TRUE(world.run(batch).ok());
+    EXPECT_LT(world.error_of(batch, world.params(false)), 1e-5);
+  }
+  EXPECT_EQ(world.fake.capture.broken, 0);
+  world.fake.capture.others = false;
+}
+
 bool g_quiet = false;
 DriverCalls calls_of_a_run_that_do_nothing() {
   DriverCalls calls = FakeDriver::calls();

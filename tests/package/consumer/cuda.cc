@@ -112,6 +112,10 @@ Status run(const CacheSpec& spec) {
   if (!memory) return memory.error();
   auto storage = KVStorage::create(spec, memory->get());
   if (!storage) return storage.error();
+  const std::vector<std::int32_t> numbers{0, 1, 2, 3};
+  auto slots = cuda::DeviceBuffer::allocate(**memory, 64);  // for rows, slots, tables
+  if (!slots) return slots.error();
+  KVFOLIO_RETURN_IF_ERROR(slots->copy_in(std::span(numbers)));
   Result<KVCacheManager> manager = KVCacheManager::create(spec);
   if (!manager) return manager.error();
   const cuda::DevicePlanGroup group{.block_size = 16, .table_stride = 4};
@@ -127,11 +131,16 @@ Status run(const CacheSpec& spec) {
   KVFOLIO_RETURN_IF_ERROR(manager->drop(*ticket));
   Step step{};
   step.call.cache = *storage->view(GroupId(0));
+  step.slots = slots->span<const std::int32_t>().first(numbers.size());
   if (run_in_place_of_flashinfer(*kernels, {}, nullptr).ok()) return {};  // no tensors
   auto attention = cuda::BatchAttention::create(
       *kernels, {.max_sequences = 1, .max_pages_of_sequence = 1, .workspace_bytes = 16});
   if (!attention) return attention.error();
   if (replay(*device, **attention, {}, step.call.cache, nullptr).ok()) return {};  // no plan
+  std::byte* const nowhere = nullptr;
+  const Status planned =
+      replay_any(*device, **kernels, step.call, nowhere, nowhere, nullptr, nullptr);
+  if (planned.ok()) return {};  // no rows
   return run_step(**kernels, step);
 }
 

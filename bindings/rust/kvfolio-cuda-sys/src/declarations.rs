@@ -62,6 +62,20 @@ pub struct kvfolio_cuda_attend_plan {
 
 /// A handle: only pointers to it exist.
 #[repr(C)]
+pub struct kvfolio_cuda_batch_attention {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
+/// A handle: only pointers to it exist.
+#[repr(C)]
+pub struct kvfolio_cuda_graph {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
+/// A handle: only pointers to it exist.
+#[repr(C)]
 pub struct kvfolio_cuda_plan {
     _private: [u8; 0],
     _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
@@ -184,6 +198,152 @@ impl kvfolio_cuda_attention {
 impl Default for kvfolio_cuda_attention {
     fn default() -> kvfolio_cuda_attention {
         kvfolio_cuda_attention::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_attend_shape {
+    pub struct_size: u32,
+    pub num_sequences: i32,
+    pub num_rows: i32,
+    pub items: i32,
+    pub groups: i32,
+    pub prefill_items: i32,
+    pub segments: i32,
+    pub segments_per_block: i32,
+    pub states: i32,
+    pub many_nodes: i32,
+    pub merges: i32,
+}
+
+impl kvfolio_cuda_attend_shape {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_attend_shape {
+        kvfolio_cuda_attend_shape {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_sequences: 0,
+            num_rows: 0,
+            items: 0,
+            groups: 0,
+            prefill_items: 0,
+            segments: 0,
+            segments_per_block: 0,
+            states: 0,
+            many_nodes: 0,
+            merges: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_attend_shape {
+    fn default() -> kvfolio_cuda_attend_shape {
+        kvfolio_cuda_attend_shape::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_paged_kv {
+    pub struct_size: u32,
+    pub layout: i32,
+    pub k: *mut c_void,
+    pub v: *mut c_void,
+    pub num_pages: i32,
+    pub page_size: i32,
+    pub num_kv_heads: i32,
+    pub head_dim: i32,
+    pub dtype: i32,
+    pub reserved: i32,
+}
+
+impl kvfolio_cuda_paged_kv {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_paged_kv {
+        kvfolio_cuda_paged_kv {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            layout: 0,
+            k: std::ptr::null_mut(),
+            v: std::ptr::null_mut(),
+            num_pages: 0,
+            page_size: 0,
+            num_kv_heads: 0,
+            head_dim: 0,
+            dtype: 0,
+            reserved: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_paged_kv {
+    fn default() -> kvfolio_cuda_paged_kv {
+        kvfolio_cuda_paged_kv::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_batch_attention_options {
+    pub struct_size: u32,
+    pub max_sequences: i32,
+    pub max_pages_of_sequence: i32,
+    pub reserved: i32,
+    pub max_image_bytes: i64,
+    pub workspace_bytes: i64,
+}
+
+impl kvfolio_cuda_batch_attention_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_batch_attention_options {
+        kvfolio_cuda_batch_attention_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            max_sequences: 0,
+            max_pages_of_sequence: 0,
+            reserved: 0,
+            max_image_bytes: 0,
+            workspace_bytes: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_batch_attention_options {
+    fn default() -> kvfolio_cuda_batch_attention_options {
+        kvfolio_cuda_batch_attention_options::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_batch_attention_params {
+    pub struct_size: u32,
+    pub num_qo_heads: i32,
+    pub causal: i32,
+    pub window: i32,
+    pub sm_scale: f64,
+    pub logits_soft_cap: f64,
+    pub q_data_type: i32,
+    pub o_data_type: i32,
+}
+
+impl kvfolio_cuda_batch_attention_params {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_batch_attention_params {
+        kvfolio_cuda_batch_attention_params {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_qo_heads: 0,
+            causal: 0,
+            window: 0,
+            sm_scale: 0.0,
+            logits_soft_cap: 0.0,
+            q_data_type: 0,
+            o_data_type: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_batch_attention_params {
+    fn default() -> kvfolio_cuda_batch_attention_params {
+        kvfolio_cuda_batch_attention_params::new()
     }
 }
 
@@ -387,8 +547,24 @@ extern "C" {
     pub fn kvfolio_cuda_attend_plan_workspace_bytes(plan: *const kvfolio_cuda_attend_plan) -> i64;
     pub fn kvfolio_cuda_attend_plan_zeroed_bytes(plan: *const kvfolio_cuda_attend_plan) -> i64;
     pub fn kvfolio_cuda_attend_plan_target(plan: *const kvfolio_cuda_attend_plan) -> *const c_char;
+    pub fn kvfolio_cuda_attend_plan_get_shape(plan: *const kvfolio_cuda_attend_plan, out: *mut kvfolio_cuda_attend_shape, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_upload(kernels: *const kvfolio_cuda_kernels, plan: *const kvfolio_cuda_attend_plan, pinned: *mut c_void, pinned_bytes: i64, image: *mut c_void, workspace: *mut c_void, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_attend(kernels: *const kvfolio_cuda_kernels, cache: *const kvfolio_view, options: *const kvfolio_attention_options, on_device: *const kvfolio_cuda_attention, num_sequences: i32, query_start: *const i32, kv_lens: *const i32, trim_sinks: *const i32, trim_first_kept: *const i32, q_rows: *const kvfolio_rows, out_rows: *const kvfolio_rows, plan: *const kvfolio_cuda_attend_plan, image: *const c_void, workspace: *mut c_void, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_paged_kv_view(tensors: *const kvfolio_cuda_paged_kv, out: *mut *mut kvfolio_view, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_batch_attention_create(kernels: *const kvfolio_cuda_kernels, options: *const kvfolio_cuda_batch_attention_options, out: *mut *mut kvfolio_cuda_batch_attention, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_batch_attention_destroy(attention: *mut kvfolio_cuda_batch_attention);
+    pub fn kvfolio_cuda_batch_attention_plan(attention: *mut kvfolio_cuda_batch_attention, params: *const kvfolio_cuda_batch_attention_params, num_sequences: i32, qo_indptr: *const i32, kv_indptr: *const i32, kv_indices: *const i32, num_kv_indices: i64, kv_last_page_len: *const i32, paged_kv: *const kvfolio_view, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_batch_attention_run(attention: *mut kvfolio_cuda_batch_attention, q: *const c_void, q_rows: *const kvfolio_rows, paged_kv: *const kvfolio_view, layer: i32, out: *mut c_void, out_rows: *const kvfolio_rows, lse: *mut f32, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_batch_attention_get_shape(attention: *const kvfolio_cuda_batch_attention, out: *mut kvfolio_cuda_attend_shape, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_batch_attention_target(attention: *const kvfolio_cuda_batch_attention) -> *const c_char;
+    pub fn kvfolio_cuda_batch_attention_device_bytes(attention: *const kvfolio_cuda_batch_attention) -> i64;
+    pub fn kvfolio_cuda_batch_attention_pinned_bytes(attention: *const kvfolio_cuda_batch_attention) -> i64;
+    pub fn kvfolio_cuda_graph_begin_capture(device: *const kvfolio_cuda_device, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_graph_end_capture(device: *const kvfolio_cuda_device, stream: *mut c_void, out: *mut *mut kvfolio_cuda_graph, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_graph_drop_capture(device: *const kvfolio_cuda_device, stream: *mut c_void);
+    pub fn kvfolio_cuda_graph_destroy(graph: *mut kvfolio_cuda_graph);
+    pub fn kvfolio_cuda_graph_launch(graph: *mut kvfolio_cuda_graph, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_graph_handle(graph: *const kvfolio_cuda_graph) -> *mut c_void;
     pub fn kvfolio_cuda_plan_create(kernels: *const kvfolio_cuda_kernels, options: *const kvfolio_cuda_plan_options, block_sizes: *const i32, table_strides: *const i32, num_groups: i32, out: *mut *mut kvfolio_cuda_plan, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_plan_destroy(plan: *mut kvfolio_cuda_plan);
     pub fn kvfolio_cuda_plan_get_arrays(plan: *const kvfolio_cuda_plan, out: *mut kvfolio_cuda_plan_arrays, error: *mut kvfolio_error) -> i32;
@@ -400,6 +576,7 @@ extern "C" {
     pub fn kvfolio_cuda_plan_wait(plan: *mut kvfolio_cuda_plan, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_plan_send(plan: *mut kvfolio_cuda_plan, step: *const kvfolio_step_plan, groups: *const kvfolio_group_plan, num_groups: i32, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_plan_apply(plan: *mut kvfolio_cuda_plan, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_applied(plan: *mut kvfolio_cuda_plan);
     pub fn kvfolio_cuda_plan_last_upload(plan: *const kvfolio_cuda_plan, out: *mut kvfolio_cuda_upload_info, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_plan_resend(plan: *mut kvfolio_cuda_plan);
     pub fn kvfolio_cuda_plan_verify(plan: *mut kvfolio_cuda_plan, step: *const kvfolio_step_plan, groups: *const kvfolio_group_plan, num_groups: i32, stream: *mut c_void, error: *mut kvfolio_error) -> i32;

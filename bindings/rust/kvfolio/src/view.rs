@@ -10,6 +10,12 @@ use std::ptr::{null_mut, NonNull};
 pub(crate) struct ViewHandle(NonNull<sys::kvfolio_view>);
 
 impl ViewHandle {
+    /// Takes over a handle that C gave.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_handle(handle: NonNull<sys::kvfolio_view>) -> ViewHandle {
+        ViewHandle(handle)
+    }
+
     pub(crate) fn of_storage(
         storage: *const sys::kvfolio_storage,
         group: i32,

@@ -6,8 +6,8 @@
 
 use kvfolio::cuda::*;
 use kvfolio::{
-    Attention, Bases, Batch, Borrowed, BorrowedGroup, Cache, DType, Error, GatherOptions,
-    GroupSpec, Options, PlanOptions, Rows, RowsMut, Storage, Strides,
+    Attention, Bases, Batch, Borrowed, BorrowedGroup, Cache, DType, Error, Format, GatherOptions,
+    GroupSpec, Options, PlanOptions, Rows, RowsMut, Storage, Strides, View,
 };
 use std::sync::Arc;
 
@@ -221,7 +221,7 @@ fn attention_is_near_that_of_the_cpu() {
     .unwrap();
 
     let on = |data: &DeviceBuffer| DeviceRows::new(data.as_ptr(), DType::F32, [2, 4, 16]);
-    let (q_there, out) = (m.memory.upload(&q).unwrap(), m.memory.buffer(q.len() * 4).unwrap());
+    let (q_there, mut out) = (m.memory.upload(&q).unwrap(), m.memory.buffer(q.len() * 4).unwrap());
     let (starts, lens) = (m.memory.upload(&[0, 2]).unwrap(), m.memory.upload(&[10]).unwrap());
     let table = m.memory.upload(&TABLE).unwrap();
     let lengths: [*const i32; 2] = [starts.as_ptr().cast(), lens.as_ptr().cast()];
@@ -245,12 +245,143 @@ fn attention_is_near_that_of_the_cpu() {
     let got = out.download::<f32>().unwrap();
     assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5), "{got:?}\n{want:?}");
     assert!(got[0] != 0.0);
+    let mut paged = BatchCase {
+        cache: &view,
+        host: on_host.view(0).unwrap(),
+        q: q_rows,
+        out: out_rows,
+        buffer: &mut out,
+        want: &got,
+    };
+    batch_attention(&mut m, &mut paged, plan.shape());
     let wrong = DeviceAttention { kv_lens: &[], ..args };
     assert!(m.kernels.plan_attend(&view, &wrong).unwrap_err().message().contains("query_start"));
     let mut small = m.memory.buffer(1).unwrap();
     // SAFETY: it is refused.
     let error = unsafe { m.kernels.upload(&plan, &mut pinned, &mut small, &mut workspace, stream) };
     assert!(error.unwrap_err().message().starts_with("image has 1 bytes"));
+}
+
+struct BatchCase<'a> {
+    cache: &'a View<'a>,
+    host: View<'a>,
+    q: DeviceRows,
+    out: DeviceRows,
+    buffer: &'a mut DeviceBuffer,
+    want: &'a [f32],
+}
+
+// What is there once the stream has passed; zeros from then on.
+fn got(m: &mut Machine, buffer: &mut DeviceBuffer) -> Vec<f32> {
+    m.stream.synchronize().unwrap();
+    let got = buffer.download::<f32>().unwrap();
+    buffer.write(0, &vec![0; got.len() * 4]).unwrap();
+    got
+}
+
+// What the call gave that has the arrays one by one, from FlashInfer's; in a graph, too.
+fn batch_attention(m: &mut Machine, case: &mut BatchCase, wanted: AttendShape) {
+    let options = BatchAttentionOptions {
+        max_sequences: 2,
+        max_pages_of_sequence: 3,
+        workspace_bytes: 1 << 16,
+        ..BatchAttentionOptions::default()
+    };
+    let mut batch = BatchAttention::new(&m.kernels, &options).unwrap();
+    assert!(batch.device_bytes() > 1 << 16 && batch.pinned_bytes() > 0);
+    assert_eq!((batch.target(), batch.shape()), ("", AttendShape::default()));
+    // An engine's own tensors, with the rows of the cache.
+    let rows = |row: &dyn Fn(i32, i32, i32) -> *const u8| {
+        let rows = (0..6 * 2 * 4).map(|i| row(i / 8, i / 4 % 2, i % 4).cast::<f32>());
+        // SAFETY: rows of 16 floats, of a storage that lives.
+        rows.flat_map(|row| unsafe { std::slice::from_raw_parts(row, 16) }.to_vec())
+            .collect::<Vec<f32>>()
+    };
+    let k = m.memory.upload(&rows(&|b, h, t| case.host.k_pointer(0, b, h, t))).unwrap();
+    let v = m.memory.upload(&rows(&|b, h, t| case.host.v_pointer(0, b, h, t))).unwrap();
+    let tensors = PagedKv {
+        k: k.as_ptr(),
+        v: v.as_ptr(),
+        layout: Format::Hnd,
+        num_pages: 6,
+        page_size: 4,
+        num_kv_heads: 2,
+        head_dim: 16,
+        dtype: DType::F32,
+    };
+    // SAFETY: the storage of the case outlives it.
+    let pages = unsafe { PagedView::new(&tensors).unwrap() };
+    let step = BatchAttentionPlan {
+        qo_indptr: Some(&[0, 2]),
+        kv_indptr: &[0, 3],
+        kv_indices: &TABLE,
+        kv_last_page_len: &[2],
+        num_qo_heads: 4,
+        causal: true,
+        q_data_type: DType::F32,
+        o_data_type: DType::F32,
+        ..BatchAttentionPlan::default()
+    };
+    let stream = m.stream.handle();
+    let null = std::ptr::null_mut();
+    got(m, case.buffer);
+    // SAFETY: all of it lives until synchronize(), and the stream is the only user.
+    unsafe {
+        let none = batch.run(case.q, case.cache, 0, case.out, null, stream);
+        assert!(matches!(none, Err(Error::FailedPrecondition(_))), "{none:?}");
+        batch.plan(&step, case.cache, stream).unwrap();
+        assert_eq!((batch.target(), batch.shape()), ("cuda-sm90-general", wanted));
+        assert_eq!((wanted.num_sequences(), wanted.num_rows()), (1, 2));
+        batch.run(case.q, case.cache, 0, case.out, null, stream).unwrap();
+        assert_eq!(got(m, case.buffer), case.want);
+        let view = pages.view();
+        batch.plan(&step, &view, stream).unwrap();
+        let mut graph = Graph::capture(&m.device, stream, || {
+            batch.run(case.q, &view, 0, case.out, null, stream)
+        })
+        .unwrap();
+        assert!(
+            got(m, case.buffer)[0] == 0.0 && !graph.handle().is_null(),
+            "a capture runs nothing"
+        );
+        for _ in 0..2 {
+            graph.launch(stream).unwrap();
+            assert_eq!(got(m, case.buffer), case.want);
+        }
+        // What cannot be captured, and what the function says, is the answer; the stream goes on.
+        let plan = Graph::capture(&m.device, stream, || batch.plan(&step, &view, stream));
+        assert!(matches!(plan, Err(Error::FailedPrecondition(_))), "{plan:?}");
+        let waits = Graph::capture(&m.device, stream, || m.stream.synchronize());
+        assert!(matches!(waits, Err(Error::Unavailable(_))), "{waits:?}");
+        let legacy = Graph::capture(&m.device, null.cast(), || Ok(()));
+        assert!(matches!(legacy, Err(Error::InvalidArgument(_))), "{legacy:?}");
+        let (device, catch) = (&m.device, std::panic::AssertUnwindSafe);
+        let panicked = std::panic::catch_unwind(catch(|| {
+            Graph::capture(device, stream, || panic!("of the function")).is_ok()
+        }));
+        assert!(panicked.is_err());
+        m.stream.synchronize().unwrap();
+        for (wrong, why) in [
+            (
+                BatchAttentionPlan { kv_indices: &[4, 6, 2], ..step },
+                "kv_indices[1] is 6, allowed: 0 to 5",
+            ),
+            (BatchAttentionPlan { kv_indptr: &[], ..step }, "kv_indptr has 0 entries, allowed: 2"),
+            (
+                BatchAttentionPlan { qo_indptr: Some(&[]), ..step },
+                "qo_indptr has 0 entries, allowed: 2",
+            ),
+            (BatchAttentionPlan { window_left: -2, ..step }, "window_left is -2, allowed: -1"),
+        ] {
+            let error = batch.plan(&wrong, &view, stream).unwrap_err();
+            assert!(error.message().contains(why), "{error}");
+        }
+    }
+    // SAFETY: it is refused.
+    let none = unsafe { PagedView::new(&PagedKv { k: null.cast(), ..tensors }) };
+    assert!(matches!(none, Err(Error::InvalidArgument(_))), "{none:?}");
+    let none = BatchAttentionOptions { max_sequences: 0, ..options };
+    assert!(matches!(BatchAttention::new(&m.kernels, &none), Err(Error::InvalidArgument(_))));
 }
 
 #[test]
@@ -310,7 +441,17 @@ fn plans_on_a_device_are_those_of_the_manager() {
                 plan.upload(&arrays, stream).unwrap();
             } else {
                 plan.send(&arrays, stream).unwrap();
-                plan.apply(stream).unwrap();
+                let again = plan.send(&arrays, stream).unwrap_err();
+                assert!(again.message().contains("was sent and not applied"), "{again}");
+                if i == 5 {
+                    let mut graph =
+                        Graph::capture(&m.device, stream, || plan.apply(stream)).unwrap();
+                    graph.launch(stream).unwrap();
+                    plan.applied();
+                    plan.verify(&arrays, stream).unwrap(); // before the graph ends
+                } else {
+                    plan.apply(stream).unwrap();
+                }
             }
             plan.verify(&arrays, stream).unwrap();
         }
@@ -353,11 +494,24 @@ fn values_end_in_any_order() {
     let mut pinned = PinnedBuffer::new(&m.device, 64).unwrap();
     let buffer = m.memory.upload(&[1u8, 2, 3]).unwrap();
     let storage = zeroed(Storage::with_resource(&[group()], m.memory.clone()).unwrap());
+    let options = BatchAttentionOptions {
+        max_sequences: 1,
+        max_pages_of_sequence: 1,
+        max_image_bytes: 16,
+        workspace_bytes: 16,
+    };
+    let batch = BatchAttention::new(&m.kernels, &options).unwrap();
+    // SAFETY: it records nothing.
+    let mut graph = unsafe { Graph::capture(&m.device, m.stream.handle(), || Ok(())).unwrap() };
     let Machine { device, kernels, memory, stream } = m;
     drop(device);
     drop(kernels);
     drop(memory);
     drop(stream);
+    // SAFETY: the legacy default stream; there is nothing in it.
+    unsafe { graph.launch(std::ptr::null_mut()).unwrap() };
+    drop(batch);
+    drop(graph);
     assert_eq!(buffer.download::<u8>().unwrap(), [1, 2, 3]);
     assert_eq!(images(&storage).iter().max(), Some(&0));
     pinned[63] = 7;

@@ -122,6 +122,42 @@ fn or_null(array: &[i32]) -> *const i32 {
     }
 }
 
+/// What the launches of a plan depend on beside the call: a graph that captured [`Kernels::attend`] or
+/// [`BatchAttention::run`](super::BatchAttention::run) serves each plan of an equal shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttendShape([i32; 10]);
+
+impl AttendShape {
+    pub(super) fn ask(
+        ask: impl FnOnce(*mut sys::kvfolio_cuda_attend_shape, *mut core::kvfolio_error) -> i32,
+    ) -> AttendShape {
+        let mut out = sys::kvfolio_cuda_attend_shape::new();
+        call(|error| ask(&mut out, error)).expect("a plan has its shape");
+        AttendShape([
+            out.num_sequences,
+            out.num_rows,
+            out.items,
+            out.groups,
+            out.prefill_items,
+            out.segments,
+            out.segments_per_block,
+            out.states,
+            out.many_nodes,
+            out.merges,
+        ])
+    }
+
+    /// Sequences of the plan.
+    pub fn num_sequences(&self) -> i32 {
+        self.0[0]
+    }
+
+    /// Rows of q.
+    pub fn num_rows(&self) -> i32 {
+        self.0[1]
+    }
+}
+
 /// How the work of a batch is cut: good for every layer of the same shapes and strides.
 #[derive(Debug)]
 pub struct AttendPlan {
@@ -156,6 +192,13 @@ impl AttendPlan {
     /// "cuda-sm90-general" or "cuda-sm90-tiles": rows of one name have one set of bits.
     pub fn target(&self) -> &str {
         unsafe { constant(sys::kvfolio_cuda_attend_plan_target(self.raw.as_ptr())) }
+    }
+
+    /// Changes with the lengths of a batch, where more or less work is started for them.
+    pub fn shape(&self) -> AttendShape {
+        AttendShape::ask(|out, error| unsafe {
+            sys::kvfolio_cuda_attend_plan_get_shape(self.raw.as_ptr(), out, error)
+        })
     }
 }
 

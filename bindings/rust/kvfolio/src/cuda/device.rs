@@ -8,7 +8,7 @@ use crate::Result;
 use std::os::raw::c_void;
 use std::ptr::{null_mut, NonNull};
 
-/// A `CUstream` or `cudaStream_t`; null: the legacy stream of the device.
+/// A `CUstream` or `cudaStream_t`. A null one is the legacy default stream of the device.
 pub type RawStream = *mut c_void;
 
 /// Ok: a driver that is new enough, and at least one device. `Unavailable`: what is missing.
@@ -106,7 +106,7 @@ impl Drop for Device {
     }
 }
 
-/// A stream that does not wait for the legacy one. Those of an engine serve as well: calls take a
+/// A stream that does not wait for the legacy default one. Those of an engine serve as well: calls take a
 /// [`RawStream`].
 #[derive(Debug)]
 pub struct Stream {

@@ -32,17 +32,23 @@
 //!   start work on a stream and return, and take addresses of the device, so they are `unsafe`: each
 //!   says what has to be so until the stream has passed.
 //! - [`DevicePlan`] keeps the arrays of a step and block tables on the device.
+//! - [`BatchAttention`] is attention in the call shape of FlashInfer's wrappers, and [`Graph`] what a
+//!   stream is given once, started again as one.
 //! - A stream is a [`RawStream`], a `CUstream` or `cudaStream_t`: of [`Stream`], or of an engine.
 //! - Each value keeps the device that it was made with.
 
 mod attention;
+mod batch;
 mod device;
+mod graph;
 mod kernels;
 mod memory;
 mod plan;
 
-pub use attention::{AttendPlan, DeviceAttention};
+pub use attention::{AttendPlan, AttendShape, DeviceAttention};
+pub use batch::{BatchAttention, BatchAttentionOptions, BatchAttentionPlan, PagedKv, PagedView};
 pub use device::{available, num_devices, Device, Event, RawStream, Stream};
+pub use graph::Graph;
 pub use kernels::{kernel_revision, DeviceRows, Kernels, NO_ENTRY};
 pub use kvfolio_cuda_sys as sys;
 pub use memory::{DeviceBuffer, DeviceMemory, DeviceSource, MemoryOptions, PinnedBuffer};

@@ -153,12 +153,19 @@ impl DevicePlan {
         })
     }
 
-    /// The second half, which a graph may have in it. It runs once behind each send.
+    /// The second half, which a graph may have in it. It runs once behind each send: a plan behind one
+    /// that was not applied is `FailedPrecondition`.
     ///
     /// # Safety
     /// As [`DevicePlan::upload`].
     pub unsafe fn apply(&mut self, stream: RawStream) -> Result<()> {
         call(|error| unsafe { sys::kvfolio_cuda_plan_apply(self.raw.as_ptr(), stream, error) })
+    }
+
+    /// A graph that has the second half in it was launched behind the last send, which this does not
+    /// see. Where the launch failed: [`DevicePlan::resend`].
+    pub fn applied(&mut self) {
+        unsafe { sys::kvfolio_cuda_plan_applied(self.raw.as_ptr()) }
     }
 
     /// For tests: waits for the stream, reads all back and compares it with the plan that was uploaded
