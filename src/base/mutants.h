@@ -7,8 +7,8 @@
 // Only with -DKVFOLIO_MUTANTS=ON, a build that cannot be installed. There the environment decides,
 // read once: KVFOLIO_MUTANT=<name> switches one rule off ("list" prints the names and exits), and
 // KVFOLIO_CONSTANT_HASH=1 makes every hash the same. (Batches of blocks are short there
-// too, so that small tables take several: manager/impl.h.) In every other build both functions are
-// constants: no code, no symbol, no cost.
+// too, so that small tables take several: manager/block_batch.h.) In every other build both
+// functions are constants: no code, no symbol, no cost.
 
 #include <cstdint>
 

@@ -15,6 +15,9 @@
 // tables nor promises nor pins: those are lists of references, and their owners come here with
 // them.
 //
+// evict() frees nothing itself: it takes the block's entry out of the tree, and what follow_tree()
+// then finds in the log frees the block (on_unhung).
+//
 // While follow_tree() runs no block is let go, and nothing is evicted: so nothing comes back in.
 //
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate().

@@ -29,7 +29,7 @@
 //   copy.cc       copy_to
 //   state.cc      state_hash (base/state_writer.h)
 //   to_string.cc  records for people
-//   op_*          the operation log: record, OpLogReader, replay_log
+//   op_*          the operation log: recording; src/oplog reads and replays it
 //   check.cc      check_invariants
 
 #include <algorithm>

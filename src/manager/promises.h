@@ -10,8 +10,8 @@
 // takes its place at once, or the call that shares it fails, or is a miss.
 //
 // Blocks that an append takes, an undo gives back, or a table lets go of pass through here, whether
-// their sequence has a promise or not: this is the one place that asks. What comes to hold
-// blocks that exist (a hit, a fork, a pin, a load) shares them: share().
+// their sequence has a promise or not: what a promise keeps is given and taken here alone. What
+// comes to hold blocks that exist (a hit, a fork, a pin, a load) shares them: share().
 //
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 

@@ -80,8 +80,8 @@ struct alignas(64) SequenceDetails {
   std::uint64_t reuse_step;  // and the step for which it did
   std::int32_t own_from;     // its own blocks at positions [own_from, own_to) may lack an entry
   std::int32_t own_to;
-  std::uint64_t losses_seen;   // losses_ when it last looked for blocks without an entry
-  std::uint64_t entries_seen;  // entry_changes_ when it last offered its own blocks
+  std::uint64_t losses_seen;   // Blocks' losses when it last looked for blocks without an entry
+  std::uint64_t entries_seen;  // Blocks' changes of entries when it last offered its own blocks
   std::uint64_t caller_id;     // if has_caller_id
   std::int32_t priority;
   std::int32_t replay_token;

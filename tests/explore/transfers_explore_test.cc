@@ -2,7 +2,7 @@
 //
 // Loads and holds, exhaustively: every string of these operations up to a length, from several
 // beginnings, on a manager of 6 blocks of 2 tokens and 2 sequences. A load writes rubbish to
-// the blocks that his load waits for until it is finished, whatever became of the sequence, so a
+// the blocks that it waits for until it is finished, whatever became of the sequence, so a
 // block that is given away too early shows. A manager with an open load is not to be copied: each
 // string is run from its beginning, and one that does nothing new ends there.
 //
