@@ -64,6 +64,7 @@ fn c_type(rust: &str) -> String {
         "u8" | "i32" | "u32" | "i64" | "u64" => {
             format!("{}int{}_t", if rust.starts_with('u') { "u" } else { "" }, &rust[1..])
         }
+        "f32" => "float".into(),
         "f64" => "double".into(),
         "c_void" => "void".into(),
         "c_char" => "char".into(),
