@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPo
 
 import hosts
 import media
+from test_owner import handled
 
 IDENTITY = {"weights": "sha256:0f3a", "model_dtype": "bfloat16", "kv_dtype": "bfloat16", "layout": "flashinfer, NHD"}
 DYNAMIC = {"backend_name": "kvfolio", "module_path": "kvfolio_sglang", "class_name": "KvfolioStorage", "interface_v1": 1}
@@ -337,6 +338,21 @@ def test_wrong_sizes_and_a_closed_storage_are_no_hit(disk):
     storage.it.close()
     assert storage.set([key(3)], 0) == storage.get([key(1)], 0) == [False]
     storage.it.close()
+
+
+@pytest.mark.parametrize("call", ["close", "clear"])
+def test_a_signal_handler_closes_a_storage_that_its_thread_closes_or_clears(disk, monkeypatch, call):
+    storage = Storage(disk.options)
+    assert all(storage.set([key(1)], 0))
+    signals, close = [lambda: signal.raise_signal(signal.SIGUSR1)], storage.it._owner.close
+    monkeypatch.setattr(storage.it._owner, "close", lambda: (signals and signals.pop()(), close()))
+    with handled(storage.it.close):
+        getattr(storage.it, call)()
+    assert not signals and storage.it._owner.tier.closed and storage.set([key(2)], 0) == [False]
+    with Storage(disk.options) as after:  # the folder is free, and was not emptied behind the close
+        assert after.it.batch_exists([key(1)]) == 1
+        storage.it.clear()
+        assert after.it.batch_exists([key(1)]) == 1 and after.get([key(1)], 1) == [True]
 
 
 # ---- several pools ----

@@ -145,7 +145,8 @@ class KvfolioStorage(HiCacheStorage):
                                   "one process")
         self._folder = f"tp{config.tp_rank}.pp{config.pp_rank}.cp{config.attn_cp_rank}.dp{config.dp_rank}"
         self._epoch = b""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close what its thread closes or clears
+        self._closed = False
         self._owner = self._open()
         self._pools: dict[str, _Pool] = {}  # by name; kv is the one of register_mem_pool_host()
         self._local = threading.local()
@@ -300,6 +301,8 @@ class KvfolioStorage(HiCacheStorage):
                              "and the next process finds it; choose another key_prefix then")
                 return
             self._owner.close()
+            if self._closed:  # before, or by a signal handler: the folder may be another process's by now
+                return
             for path in pathlib.Path(self._medium["directory"], self._folder).iterdir():
                 if _FILES.fullmatch(path.name):
                     path.unlink()
@@ -307,6 +310,7 @@ class KvfolioStorage(HiCacheStorage):
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._owner.close()
 
     def _run(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
