@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 
+import kvfolio_sglang
 import numpy as np
 import pytest
+from kvfolio_adapters import Job
 from kvfolio_sglang import KvfolioStorage
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
 
@@ -113,6 +115,97 @@ def test_a_batch_of_128_pages_passes(disk):
         storage.pool.buffer[:] = 0
         assert all(storage.get(keys, *range(128))) and (storage.pool.buffer[:, :, :128 * PAGE]
                                                         == wanted[:, :, :128 * PAGE]).all()
+
+
+@pytest.mark.parametrize("part_bytes", [4096, 64 << 10, 1 << 20])  # a page, two, and all of them go together
+def test_a_batch_passes_through_memory_of_a_bounded_size(disk, monkeypatch, part_bytes):
+    monkeypatch.setattr(kvfolio_sglang, "PART_BYTES", part_bytes)
+    with Storage(disk.options) as storage:
+        keys = [key(i) for i in range(40)]
+        wanted = storage.pool.fill(7)
+        assert storage.set([*keys[:39], "ab"], *range(40)) == [True] * 39 + [False]
+        assert all(storage.set(keys, *range(40)))
+        storage.pool.buffer[:] = 0
+        assert all(storage.get(keys, *range(40))) and (storage.pool.buffer == wanted).all()
+        page = storage.pool.get_data_page(0).nbytes
+        assert storage.it._local.memory.size <= 8 * max(part_bytes, page)
+
+
+def test_a_batch_of_many_parts_has_one_timeout(disk, monkeypatch):
+    monkeypatch.setattr(kvfolio_sglang, "PART_BYTES", 1)
+    with Storage(disk.options, load_timeout=0.3, store_timeout=0.3) as storage, monkeypatch.context() as patch:
+        given = []
+
+        def begin(op, keys, buffers, timeout, done):
+            given.append(timeout)
+            threading.Timer(timeout, done, [Job(op, keys, buffers, timeout, done)]).start()
+
+        patch.setattr(storage.it._owner, "begin", begin)
+        for call in (storage.get, storage.set):
+            given.clear()
+            assert call([key(i) for i in range(40)], *range(40)) == [False] * 40
+            assert given[0] <= 0.3 and given[9:] == [0] * 31
+
+
+class Holding:
+    """Between a storage and its owner: of what begins, those with these numbers wait until the next ones begin."""
+
+    def __init__(self, storage, monkeypatch, numbers):
+        monkeypatch.setattr(kvfolio_sglang, "PART_BYTES", 1)  # each page is a part
+        self.begin, self.numbers, self.count, self.held = storage.it._owner.begin, numbers, 0, []
+        monkeypatch.setattr(storage.it._owner, "begin", self)
+
+    def __call__(self, op, keys, buffers, timeout, done):
+        self.count += 1
+        if self.count in self.numbers:
+            self.held.append((op, keys, buffers))
+            return
+        if self.count > max(self.numbers) + 1:
+            while self.held:
+                ended = threading.Event()
+                self.begin(*self.held.pop(), 10, lambda job, ended=ended: ended.set())
+                assert ended.wait(20)
+        self.begin(op, keys, buffers, timeout, done)
+
+
+def test_a_store_that_raises_leaves_what_it_had_begun_its_own_bytes(disk, monkeypatch):
+    """Else the next batch would be sealed under its names."""
+    with Storage(disk.options) as storage:
+        wanted, show = storage.pool.fill(8), storage.pool.get_data_page
+
+        def broken(index, flat=True):
+            if index == PAGE:
+                raise MemoryError
+            return show(index, flat)
+
+        Holding(storage, monkeypatch, {1})
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.pool, "get_data_page", broken)
+            with pytest.raises(MemoryError):
+                storage.set([key(0), key(1)], 0, 1)
+        assert storage.set([key(2), key(3)], 2, 3) == [True] * 2
+        assert storage.get([key(0), key(2), key(3)], 10, 12, 13) == [True] * 3
+        for place, page in ((10, 0), (12, 2), (13, 3)):
+            assert (storage.pool.get_data_page(place * PAGE) == wanted[:, :, page * PAGE:(page + 1) * PAGE].flatten()).all()
+
+
+def test_a_load_that_raises_does_not_write_into_the_next_batch(disk, monkeypatch):
+    with Storage(disk.options) as storage:
+        wanted = storage.pool.fill(9)
+        assert all(storage.set([key(0), key(1)], 0, 1))
+
+        def broken(*_):
+            raise MemoryError
+
+        Holding(storage, monkeypatch, {2})
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.pool, "set_from_flat_data_page", broken)
+            with pytest.raises(MemoryError):
+                storage.get([key(0), key(1)], 20, 21)
+        assert storage.set([key(2), key(3)], 2, 3) == [True] * 2  # the second has the load's memory, if there is one only
+        assert storage.get([key(2), key(3)], 12, 13) == [True] * 2
+        for place, page in ((12, 2), (13, 3)):
+            assert (storage.pool.get_data_page(place * PAGE) == wanted[:, :, page * PAGE:(page + 1) * PAGE].flatten()).all()
 
 
 def test_the_interface_before_v1_moves_the_same_pages(disk):

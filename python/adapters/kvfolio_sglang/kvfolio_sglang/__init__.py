@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import collections
 import logging
 import mmap
 import os
@@ -14,6 +15,7 @@ import pathlib
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,8 @@ __all__ = ["KvfolioStorage"]
 
 logger = logging.getLogger(__name__)
 
-PART_BYTES = 8 << 20  # of pages that go to the tier together
+PART_BYTES = 8 << 20  # of pages that go to the tier together; a larger page goes alone
+PARTS = 8  # of a batch that are with the tier at a time: as many bytes as it has of stores
 
 _KEY = re.compile("[0-9a-f]{64}")  # a SHA-256 of all tokens up to the end of the page, and of the salt
 # What a disk tier makes in its folder.
@@ -94,9 +97,14 @@ class _Pool:
     def page_size(self) -> int:
         return int(getattr(self.pool, "page_size", 1) or 1)
 
+    @property
+    def stride(self) -> int:
+        """From page to page in staging memory, aligned so that a disk reads into them without a copy."""
+        return -(-self.page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
     def parts(self, count: int) -> list[slice]:
         """Of so many pages, which are moved together."""
-        each = max(1, PART_BYTES // max(1, self.page_bytes))
+        each = max(1, PART_BYTES // self.stride)
         return [slice(at, min(at + each, count)) for at in range(0, count, each)]
 
     def copy_page(self, place: int, into: Any) -> None:
@@ -187,35 +195,51 @@ class KvfolioStorage(HiCacheStorage):
         return self._get(self._pools["kv"], keys, host_indices)
 
     def _get(self, of: _Pool, keys: Sequence[str], host_indices: Any) -> list[bool]:
-        places = of.places(keys, host_indices)
-        if places is None:
-            return [False] * len(keys)
-        pages = self._staging(len(keys), of.page_bytes)
-        ends = [self._begin("load", keys[part], pages[part], self._load_timeout, of) for part in of.parts(len(keys))]
-        results: list[bool] = []
-        for part, end in zip(of.parts(len(keys)), ends):
-            found = _wait(end)
-            for place, page, ok in zip(places[part], pages[part], found):
-                if ok:
-                    of.pool.set_from_flat_data_page(place, _typed(page, of.like))
-            results += found
-        return results
+        return self._in_parts("load", of, keys, host_indices, self._load_timeout)
 
     def batch_set_v1(self, keys: list[str], host_indices: Any,
                      extra_info: HiCacheStorageExtraInfo | None = None) -> list[bool]:
         return self._set(self._pools["kv"], keys, host_indices)
 
     def _set(self, of: _Pool, keys: Sequence[str], host_indices: Any) -> list[bool]:
+        return self._in_parts("store", of, keys, host_indices, self._store_timeout)
+
+    def _in_parts(self, op: Any, of: _Pool, keys: Sequence[str], host_indices: Any, timeout: float) -> list[bool]:
+        """The tier works at some parts while the pages of another one are put together, or taken."""
         places = of.places(keys, host_indices)
         if places is None:
             return [False] * len(keys)
-        pages = self._staging(len(keys), of.page_bytes)
-        ends = []
-        for part in of.parts(len(keys)):  # the tier works at one while the next is put together
-            for place, page in zip(places[part], pages[part]):
-                of.copy_page(place, page)
-            ends.append(self._begin("store", keys[part], pages[part], self._store_timeout, of))
-        return [ok for end in ends for ok in _wait(end)]
+        until = time.monotonic() + timeout
+        parts = of.parts(len(keys))
+        results: list[bool] = []
+        flying: collections.deque[tuple[slice, list[Any], queue.SimpleQueue[Job]]] = collections.deque()
+
+        def end() -> None:
+            part, pages, ended = flying.popleft()
+            found = _wait(ended)
+            if op == "load":
+                for place, page, ok in zip(places[part], pages, found):
+                    if ok:
+                        of.pool.set_from_flat_data_page(place, _typed(page, of.like))
+            results.extend(found)
+
+        try:
+            staging = self._staging(of, parts)
+            for number, part in enumerate(parts):
+                if len(flying) == len(staging):
+                    end()
+                pages = staging[number % len(staging)][:part.stop - part.start]
+                if op == "store":
+                    for place, page in zip(places[part], pages):
+                        of.copy_page(place, page)
+                left = max(0.0, until - time.monotonic())
+                flying.append((part, pages, self._begin(op, keys[part], pages, left, of)))
+            while flying:
+                end()
+        except BaseException:
+            self._local.memory = None  # the tier has some of it: that stays as it is, and the next call takes other
+            raise
+        return results
 
     # ---- pages of several pools: hybrid models, drafts, indexers ----
 
@@ -315,8 +339,9 @@ class KvfolioStorage(HiCacheStorage):
 
     def _run(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
              of: _Pool | None = None) -> list[bool]:
-        """Of the pool kv, unless said otherwise."""
-        return _wait(self._begin(op, keys, buffers, timeout, of or self._pools.get("kv")))
+        """Of the pool kv, unless said otherwise. Even if it is interrupted the tier has let go of the buffers."""
+        names = [self._name(key, of or self._pools.get("kv")) for key in keys]
+        return [result == "ok" for result in self._owner.run(op, names, buffers, timeout)]
 
     def _begin(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
                of: _Pool | None) -> queue.SimpleQueue[Job]:
@@ -330,10 +355,12 @@ class KvfolioStorage(HiCacheStorage):
             return None
         return of.names.key(bytes.fromhex(key), salt=self._epoch)
 
-    def _staging(self, count: int, page_bytes: int) -> list[Any]:
-        """Pages of this thread, aligned so that a disk reads into them without a copy."""
-        stride = -(-page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    def _staging(self, of: _Pool, parts: Sequence[slice]) -> list[list[Any]]:
+        """Pages of this thread, for as many of these parts as are with the tier at a time."""
+        each = max((part.stop - part.start for part in parts), default=0)
+        count = min(PARTS, len(parts))
         memory = getattr(self._local, "memory", None)
-        if memory is None or memory.size < count * stride:
-            memory = self._local.memory = np.frombuffer(mmap.mmap(-1, max(1, count) * stride), np.uint8)
-        return [memory[at * stride:at * stride + page_bytes] for at in range(count)]
+        if memory is None or memory.size < count * each * of.stride:
+            memory = self._local.memory = np.frombuffer(mmap.mmap(-1, max(1, count * each * of.stride)), np.uint8)
+        pages = [memory[at * of.stride:at * of.stride + of.page_bytes] for at in range(count * each)]
+        return [pages[at:at + each] for at in range(0, len(pages), each or 1)]
