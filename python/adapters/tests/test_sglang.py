@@ -560,6 +560,36 @@ def test_ranks_of_an_mla_model_share_kv_and_have_states_of_their_own(tmp_path):
     redis.stop()
 
 
+def of_class(name, base=Pool):
+    return type(name, (base,), {})()
+
+
+@pytest.mark.parametrize("name", [PoolName.DRAFT, PoolName.DRAFT_SWA])
+def test_a_draft_without_mla_beside_an_mla_model_on_two_ranks_is_refused(medium, name):
+    """SGLang has rank 0 write it for all, and each rank has other heads."""
+    draft = of_class("MHATokenToKVPoolHost")
+    ranks = 2 if "servers" in medium.options else 1  # on a disk more are refused before
+    with Storage(medium.options, said={"is_mla_model": True, "tp_size": ranks}) as storage:
+        if ranks == 2:
+            with pytest.raises(ValueError, match=f"'{name.value}' is a MHATokenToKVPoolHost.* 2 tensor-.*--tp-size 1"):
+                storage.it.register_mem_host_pool_v2(draft, name)
+            assert storage.it.batch_set_v2([transfer(name, [key(1)], range(PAGE))]) == {name: [False]}
+        for allowed in ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool", *["MHATokenToKVPoolHost"] * (ranks == 1)):
+            storage.it.register_mem_host_pool_v2(of_class("Further", type(of_class(allowed))), name)
+            assert storage.it.batch_set_v2([transfer(name, [key(1)], range(PAGE))]) == {name: [True]}
+    with Storage(medium.options, said={"tp_size": 2}) as storage:
+        storage.it.register_mem_host_pool_v2(draft, name)
+
+
+def test_the_pools_that_all_ranks_share_are_called_so_in_sglang():
+    if not hosts.released("sglang"):
+        pytest.skip("needs the released sglang: scripts/adapters")
+    from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool
+    from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+
+    assert {each.__name__ for each in (MLATokenToKVPoolHost, DeepSeekV4PagedHostPool)} == set(kvfolio_sglang._OF_ALL_RANKS)
+
+
 def test_a_pool_that_is_not_known_and_indices_of_another_count_are_no_hit(disk):
     with hybrid(disk.options) as storage:
         assert storage.it.batch_set_v2([transfer(PoolName.SWA, [key(1)], [0])]) == {PoolName.SWA: [False]}

@@ -48,6 +48,9 @@ _POOL_FIELDS = ("dtype", "layout", "page_size", "layer_num", "target_layer_num",
                 "storage_format_tag", "dcp_size")
 # Each rank has other bytes of these, also where it shares those of an MLA model's kv, and writes its own.
 _OF_EACH_RANK = ("mamba",)
+# Of a draft beside an MLA model SGLang has one rank write for all, whatever its pool is; of these all ranks have the same.
+_DRAFTS = ("draft", "draft_swa")
+_OF_ALL_RANKS = ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool")
 # Of 'dynamic' itself.
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
 
@@ -174,8 +177,19 @@ class KvfolioStorage(HiCacheStorage):
         self._add_pool("kv", mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        self._check_ranks(_word(host_pool_name), host_pool)
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._add_pool(_word(host_pool_name), host_pool)
+
+    def _check_ranks(self, name: str, pool: Any) -> None:
+        """ValueError for a draft of which each rank would be handed the bytes of the first."""
+        ranks = self._layout["tp"][1]
+        classes = {each.__name__ for each in type(pool).__mro__}
+        if name in _DRAFTS and self._layout["mla"] and ranks > 1 and not classes & set(_OF_ALL_RANKS):
+            raise ValueError(
+                f"kvfolio_sglang: the pool {name!r} is a {type(pool).__name__}, of which each of {ranks} tensor-parallel "
+                f"ranks has other bytes, and beside an MLA model SGLang stores those of rank 0 for all: use a draft with MLA "
+                f"({' or '.join(_OF_ALL_RANKS)}), --tp-size 1, no draft, or no --hicache-storage-backend")
 
     def _add_pool(self, name: str, pool: Any) -> None:
         layout = dict(self._layout)
