@@ -560,6 +560,59 @@ def test_ranks_of_an_mla_model_share_kv_and_have_states_of_their_own(tmp_path):
     redis.stop()
 
 
+STATE = {"temporal_dtype": np.dtype("float16"), "conv_dtype": np.dtype("float16"), "temporal_state_shape": (4, 8),
+         "conv_state_shapes": [(3, 4)], "num_mamba_layers": 2, "slot_state_buffers": [np.zeros((40, 6), np.int32)],
+         "indexer_dtype": np.dtype("uint8")}
+OTHER_STATES = [("temporal_dtype", np.dtype("int16")), ("conv_dtype", np.dtype("int16")), ("temporal_state_shape", (8, 4)),
+                ("conv_state_shapes", [(4, 3)]), ("conv_state_shapes", [(3, 4), (3, 4)]), ("num_mamba_layers", 4),
+                ("slot_state_buffers", []), ("slot_state_buffers", [np.zeros((40, 6), np.float32)]),
+                ("slot_state_buffers", [np.zeros((40, 3, 2), np.int32)]), ("indexer_dtype", np.dtype("int8"))]
+
+
+@pytest.mark.parametrize("field,value", OTHER_STATES)
+def test_states_of_another_dtype_or_shape_are_not_found(disk, field, value):
+    """A page has as many bytes with either."""
+    keys = [key(i) for i in range(4)]
+    for pool, wanted in ((STATE, None), ({**STATE, field: value}, False), (STATE, True)):
+        with Storage(disk.options) as storage:
+            storage.states = States()
+            vars(storage.states).update(pool)
+            storage.it.register_mem_host_pool_v2(storage.states, PoolName.MAMBA)
+            move = storage.it.batch_set_v2 if wanted is None else storage.it.batch_get_v2
+            assert move([transfer(PoolName.MAMBA, keys, range(4))]) == {PoolName.MAMBA: [wanted is not False] * 4}
+
+
+def test_sglangs_states_of_another_dtype_are_not_found(disk):
+    if not hosts.released("sglang"):
+        pytest.skip("needs the released sglang: scripts/adapters")
+    import torch
+    from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+    from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+
+    def pool(temporal, conv, side):
+        info = MambaStateBufferInfo(temporal=torch.zeros(2, 4, 3, 8, dtype=temporal),
+                                    conv=(torch.zeros(2, 4, 5, dtype=conv),),
+                                    extra_checkpoint_buffers=(torch.zeros(4, 7, dtype=side),))
+        return MambaPoolHost(info, 2.0, 0, device_capacity=4, pin_memory=False, layout="page_first")
+
+    moved = transfer(PoolName.MAMBA, [key(1)], [2])
+    types = (torch.bfloat16, torch.bfloat16, torch.int32)
+    with Storage(disk.options) as storage:
+        first = pool(*types)
+        first.temporal_buffer[2], first.conv_buffer[0][2], first.slot_state_buffers[0][2] = 1, 2, 3
+        storage.it.register_mem_host_pool_v2(first, PoolName.MAMBA)
+        assert storage.it.batch_set_v2([moved]) == {PoolName.MAMBA: [True]}
+    for at, other in enumerate((torch.float16, torch.float16, torch.float32)):
+        with Storage(disk.options) as storage:
+            storage.it.register_mem_host_pool_v2(pool(*types[:at], other, *types[at + 1:]), PoolName.MAMBA)
+            assert storage.it.batch_get_v2([moved]) == {PoolName.MAMBA: [False]}
+    with Storage(disk.options) as storage:
+        back = pool(*types)
+        storage.it.register_mem_host_pool_v2(back, PoolName.MAMBA)
+        assert storage.it.batch_get_v2([moved]) == {PoolName.MAMBA: [True]}
+        assert torch.equal(back.get_data_page(2), first.get_data_page(2)) and back.slot_state_buffers[0][2].tolist() == [3] * 7
+
+
 def of_class(name, base=Pool):
     return type(name, (base,), {})()
 

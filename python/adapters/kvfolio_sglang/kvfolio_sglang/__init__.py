@@ -46,6 +46,9 @@ _FILES = re.compile("lock|manifest.*|segment-[0-9a-f]+.*")
 _POOL_FIELDS = ("dtype", "layout", "page_size", "layer_num", "target_layer_num", "head_num", "head_dim", "v_head_dim",
                 "head_group_num", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim", "start_layer", "end_layer",
                 "storage_format_tag", "dcp_size")
+# And what only some pools say: states of Mamba, whose dtype is that of conv alone, and indexers.
+_STATE_FIELDS = ("temporal_dtype", "conv_dtype", "temporal_state_shape", "conv_state_shapes", "num_mamba_layers",
+                 "indexer_dtype")
 # Each rank has other bytes of these, also where it shares those of an MLA model's kv, and writes its own.
 _OF_EACH_RANK = ("mamba",)
 # Of a draft beside an MLA model SGLang has one rank write for all, whatever its pool is; of these all ranks have the same.
@@ -91,6 +94,9 @@ class _Pool:
         self.like = pool.get_data_page(0, flat=True)
         self.page_bytes = _bytes_of(self.like).nbytes
         said = {field: getattr(pool, field, None) for field in _POOL_FIELDS}
+        said |= {field: getattr(pool, field) for field in _STATE_FIELDS if hasattr(pool, field)}
+        if hasattr(pool, "slot_state_buffers"):  # states beside those of Mamba; the first axis is the slot
+            said["slot_states"] = [(buffer.dtype, tuple(buffer.shape[1:])) for buffer in pool.slot_state_buffers]
         said |= {"class": type(pool).__name__, "page_bytes": self.page_bytes}
         if name != "kv":
             said["pool"] = name
