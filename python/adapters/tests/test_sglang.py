@@ -500,6 +500,49 @@ def test_pages_of_further_pools_come_back_beside_those_of_kv(medium):
         assert storage.get(keys, 9, 8, 7, 6) == [True] * 4
 
 
+class Logical:
+    """A pool of keys, whose pages have no bytes, as DeepSeek V4's anchor."""
+
+    page_size = PAGE
+
+    def get_data_page(self, index, flat=True):
+        return np.zeros(0, np.uint8)
+
+    def set_from_flat_data_page(self, index, data_page):
+        raise AssertionError("there is nothing to set")
+
+
+def logical_pools():
+    yield Logical()
+    if hosts.released("sglang"):
+        from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+
+        yield LogicalHostPool(40 * PAGE, PAGE)
+
+
+def test_pages_without_bytes_are_found_beside_those_of_other_pools(medium):
+    keys = [key(i) for i in range(4)]
+    for at, pool in enumerate(logical_pools()):
+        with Storage(medium.options, pool, salt=str(at)) as storage:
+            states = States()
+            storage.it.register_mem_host_pool_v2(pool, PoolName.KV)
+            storage.it.register_mem_host_pool_v2(states, PoolName.DEEPSEEK_V4_C4)
+            wanted = states.fill(4)
+            assert storage.it.batch_exists(keys) == 0 and storage.get(keys, *range(4)) == [False] * 4
+            assert storage.set(keys[:3], *range(3)) == [True] * 3 and storage.it.batch_exists(keys) == 3
+            assert storage.get(keys, *range(4)) == [True] * 3 + [False]
+            side = transfer(PoolName.DEEPSEEK_V4_C4, keys[:2], [0, 1], PoolHitPolicy.ALL_PAGES)
+            assert storage.it.batch_set_v2([side]) == {side.name: [True] * 2}
+            assert storage.it.batch_exists_v2(keys, [side]).kv_hit_pages == 2
+            states.buffer[:] = 0
+            assert storage.it.batch_get_v2([side]) == {side.name: [True] * 2} and (states.buffer[:2] == wanted[:2]).all()
+            # The interface before v1.
+            page = pool.get_data_page(0)
+            assert storage.it.batch_set([key(8)], [page]) and storage.it.exists(key(8))
+            assert storage.it.batch_get([key(8), key(9)], [page, page])[1] is None
+            assert storage.it.get(key(8), page) is page and storage.it.get(keys[0], page) is page
+
+
 POLICIES = [
     # pages of kv, of the other pool, its policy and window -> lengths that can be restored
     ([0, 1, 2, 3], [1, 3], "TRAILING_PAGES", 1, [2, 4]), ([0, 1, 2], [3], "TRAILING_PAGES", 1, []),

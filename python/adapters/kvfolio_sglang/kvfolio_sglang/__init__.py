@@ -72,6 +72,12 @@ def _bytes_of(page: Any) -> Any:
     return np.ascontiguousarray(page).reshape(-1).view(np.uint8)
 
 
+def _record_of(page: Any) -> Any:
+    """Its bytes, or a marker for a page without any: the tiers keep no empty record."""
+    data = _bytes_of(page)
+    return data if data.nbytes else np.zeros(1, np.uint8)
+
+
 def _typed(data: Any, like: Any) -> Any:
     """Bytes as a page like another one."""
     if isinstance(like, np.ndarray):
@@ -93,6 +99,8 @@ class _Pool:
         # A copy of a page, by which pages are made; a pool without such has no pages for us.
         self.like = pool.get_data_page(0, flat=True)
         self.page_bytes = _bytes_of(self.like).nbytes
+        # The anchor of DeepSeek V4 (LogicalHostPool) has keys, but no bytes: a marker says that the page was stored.
+        self.record_bytes = max(1, self.page_bytes)
         said = {field: getattr(pool, field, None) for field in _POOL_FIELDS}
         said |= {field: getattr(pool, field) for field in _STATE_FIELDS if hasattr(pool, field)}
         if hasattr(pool, "slot_state_buffers"):  # states beside those of Mamba; the first axis is the slot
@@ -109,7 +117,7 @@ class _Pool:
     @property
     def stride(self) -> int:
         """From page to page in staging memory, aligned so that a disk reads into them without a copy."""
-        return -(-self.page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return -(-self.record_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def parts(self, count: int) -> list[slice]:
         """Of so many pages, which are moved together."""
@@ -118,6 +126,9 @@ class _Pool:
 
     def copy_page(self, place: int, into: Any) -> None:
         """In one pass, where the pool can show a page as it lies."""
+        if not self.page_bytes:
+            into[...] = 0
+            return
         page = self.pool.get_data_page(place, flat=False)
         if isinstance(page, np.ndarray):
             into.view(page.dtype).reshape(page.shape)[...] = page
@@ -239,7 +250,7 @@ class KvfolioStorage(HiCacheStorage):
             found = _wait(ended)
             if op == "load":
                 for place, page, ok in zip(places[part], pages, found):
-                    if ok:
+                    if ok and of.page_bytes:
                         of.pool.set_from_flat_data_page(place, _typed(page, of.like))
             results.extend(found)
 
@@ -311,10 +322,10 @@ class KvfolioStorage(HiCacheStorage):
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
         if target_locations is None or len(target_locations) != len(keys):
             return [None] * len(keys)
-        buffers = [np.empty(_bytes_of(target).nbytes, np.uint8) for target in target_locations]
+        buffers = [np.empty(_record_of(target).nbytes, np.uint8) for target in target_locations]
         pages: list[Any] = []
         for target, data, ok in zip(target_locations, buffers, self._run("load", keys, buffers, self._load_timeout)):
-            if ok:
+            if ok and len(target):
                 target[:] = _typed(data, target).reshape(target.shape)
             pages.append(target if ok else None)
         return pages
@@ -323,7 +334,7 @@ class KvfolioStorage(HiCacheStorage):
                   target_sizes: Any = None) -> bool:
         if values is None or len(values) != len(keys):
             return False
-        return all(self._run("store", keys, [_bytes_of(value) for value in values], self._store_timeout))
+        return all(self._run("store", keys, [_record_of(value) for value in values], self._store_timeout))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         return None if target_location is None else self.batch_get([key], [target_location])[0]
@@ -382,5 +393,5 @@ class KvfolioStorage(HiCacheStorage):
         memory = getattr(self._local, "memory", None)
         if memory is None or memory.size < count * each * of.stride:
             memory = self._local.memory = np.frombuffer(mmap.mmap(-1, max(1, count * each * of.stride)), np.uint8)
-        pages = [memory[at * of.stride:at * of.stride + of.page_bytes] for at in range(count * each)]
+        pages = [memory[at * of.stride:at * of.stride + of.record_bytes] for at in range(count * each)]
         return [pages[at:at + each] for at in range(0, len(pages), each or 1)]
