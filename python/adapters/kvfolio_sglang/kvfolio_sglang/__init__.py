@@ -51,7 +51,7 @@ _STATE_FIELDS = ("temporal_dtype", "conv_dtype", "temporal_state_shape", "conv_s
                  "indexer_dtype")
 # Each rank has other bytes of these, also where it shares those of an MLA model's kv, and writes its own.
 _OF_EACH_RANK = ("mamba",)
-# Of a draft beside an MLA model SGLang has one rank write for all, whatever its pool is; of these all ranks have the same.
+# Beside an MLA model SGLang has one rank write a draft for all, whatever its pool is; all ranks have the same of these.
 _DRAFTS = ("draft", "draft_swa")
 _OF_ALL_RANKS = ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool")
 # Of 'dynamic' itself.
