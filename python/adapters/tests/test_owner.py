@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner of a tier, over one that does what a test says."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -248,6 +249,67 @@ def test_a_close_that_was_interrupted_can_be_called_again(monkeypatch):
     tier.over.set()
     owner.close(0)
     assert tier.closed and not owner._thread.is_alive()
+
+
+@contextlib.contextmanager
+def handled(handler):
+    """SIGUSR1 is handled so, and what hangs fails after half a minute."""
+
+    def late(*_):
+        raise AssertionError("it hangs")
+
+    before = [(number, signal.signal(number, handle)) for number, handle in
+              ((signal.SIGUSR1, lambda *_: handler()), (signal.SIGALRM, late))]
+    signal.alarm(30)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        for number, handle in before:
+            signal.signal(number, handle)
+
+
+def interrupt_main():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+
+def test_a_signal_handler_that_closes_during_the_wait_of_a_close_closes_the_descriptor_once(tier):
+    """The second time its number may be another's."""
+    owner = Owner(tier, "test")
+    wake, others = owner._wake, []
+    owner.begin("store", keys(1), [bytearray(1)], 60, lambda _: None)
+    until(lambda: tier.given)
+
+    def handler():
+        owner.close(0)
+        others.append(os.eventfd(0, os.EFD_NONBLOCK))
+
+    with handled(handler):
+        timer = threading.Timer(0.2, interrupt_main)
+        timer.start()
+        owner.close(20)
+        timer.join()
+    assert others == [wake] and tier.closed  # the number is taken again, and it is open and was not written to
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(wake)
+    os.close(wake)
+
+
+def test_a_signal_handler_that_closes_at_the_end_of_a_close_closes_the_descriptor_once(tier, monkeypatch):
+    owner = Owner(tier, "test")
+    wake, others, signals, join = owner._wake, [], [interrupt_main], owner._thread.join
+
+    def handler():
+        owner.close(0)
+        others.append(os.eventfd(0, os.EFD_NONBLOCK))
+
+    with handled(handler), monkeypatch.context() as patch:
+        patch.setattr(owner._thread, "join", lambda: (join(), signals and signals.pop()()))
+        owner.close(0)
+    assert others == [wake]
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(wake)
+    os.close(wake)
 
 
 def test_ctrl_c_in_a_wait_arrives_when_the_tier_has_let_go_of_the_memory(tier, owner):

@@ -11,13 +11,16 @@ import sys
 import threading
 import time
 
+import kvfolio_sglang
 import numpy as np
 import pytest
+from kvfolio_adapters import Job
 from kvfolio_sglang import KvfolioStorage
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
 
 import hosts
 import media
+from test_owner import handled
 
 IDENTITY = {"weights": "sha256:0f3a", "model_dtype": "bfloat16", "kv_dtype": "bfloat16", "layout": "flashinfer, NHD"}
 DYNAMIC = {"backend_name": "kvfolio", "module_path": "kvfolio_sglang", "class_name": "KvfolioStorage", "interface_v1": 1}
@@ -112,6 +115,97 @@ def test_a_batch_of_128_pages_passes(disk):
         storage.pool.buffer[:] = 0
         assert all(storage.get(keys, *range(128))) and (storage.pool.buffer[:, :, :128 * PAGE]
                                                         == wanted[:, :, :128 * PAGE]).all()
+
+
+@pytest.mark.parametrize("part_bytes", [4096, 64 << 10, 1 << 20])  # a page, two, and all of them go together
+def test_a_batch_passes_through_memory_of_a_bounded_size(disk, monkeypatch, part_bytes):
+    monkeypatch.setattr(kvfolio_sglang, "PART_BYTES", part_bytes)
+    with Storage(disk.options) as storage:
+        keys = [key(i) for i in range(40)]
+        wanted = storage.pool.fill(7)
+        assert storage.set([*keys[:39], "ab"], *range(40)) == [True] * 39 + [False]
+        assert all(storage.set(keys, *range(40)))
+        storage.pool.buffer[:] = 0
+        assert all(storage.get(keys, *range(40))) and (storage.pool.buffer == wanted).all()
+        page = storage.pool.get_data_page(0).nbytes
+        assert storage.it._local.memory.size <= 8 * max(part_bytes, page)
+
+
+def test_a_batch_of_many_parts_has_one_timeout(disk, monkeypatch):
+    monkeypatch.setattr(kvfolio_sglang, "PART_BYTES", 1)
+    with Storage(disk.options, load_timeout=0.3, store_timeout=0.3) as storage, monkeypatch.context() as patch:
+        given = []
+
+        def begin(op, keys, buffers, timeout, done):
+            given.append(timeout)
+            threading.Timer(timeout, done, [Job(op, keys, buffers, timeout, done)]).start()
+
+        patch.setattr(storage.it._owner, "begin", begin)
+        for call in (storage.get, storage.set):
+            given.clear()
+            assert call([key(i) for i in range(40)], *range(40)) == [False] * 40
+            assert given[0] <= 0.3 and given[9:] == [0] * 31
+
+
+class Holding:
+    """Between a storage and its owner: of what begins, those with these numbers wait until the next ones begin."""
+
+    def __init__(self, storage, monkeypatch, numbers):
+        monkeypatch.setattr(kvfolio_sglang, "PART_BYTES", 1)  # each page is a part
+        self.begin, self.numbers, self.count, self.held = storage.it._owner.begin, numbers, 0, []
+        monkeypatch.setattr(storage.it._owner, "begin", self)
+
+    def __call__(self, op, keys, buffers, timeout, done):
+        self.count += 1
+        if self.count in self.numbers:
+            self.held.append((op, keys, buffers))
+            return
+        if self.count > max(self.numbers) + 1:
+            while self.held:
+                ended = threading.Event()
+                self.begin(*self.held.pop(), 10, lambda job, ended=ended: ended.set())
+                assert ended.wait(20)
+        self.begin(op, keys, buffers, timeout, done)
+
+
+def test_a_store_that_raises_leaves_what_it_had_begun_its_own_bytes(disk, monkeypatch):
+    """Else the next batch would be sealed under its names."""
+    with Storage(disk.options) as storage:
+        wanted, show = storage.pool.fill(8), storage.pool.get_data_page
+
+        def broken(index, flat=True):
+            if index == PAGE:
+                raise MemoryError
+            return show(index, flat)
+
+        Holding(storage, monkeypatch, {1})
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.pool, "get_data_page", broken)
+            with pytest.raises(MemoryError):
+                storage.set([key(0), key(1)], 0, 1)
+        assert storage.set([key(2), key(3)], 2, 3) == [True] * 2
+        assert storage.get([key(0), key(2), key(3)], 10, 12, 13) == [True] * 3
+        for place, page in ((10, 0), (12, 2), (13, 3)):
+            assert (storage.pool.get_data_page(place * PAGE) == wanted[:, :, page * PAGE:(page + 1) * PAGE].flatten()).all()
+
+
+def test_a_load_that_raises_does_not_write_into_the_next_batch(disk, monkeypatch):
+    with Storage(disk.options) as storage:
+        wanted = storage.pool.fill(9)
+        assert all(storage.set([key(0), key(1)], 0, 1))
+
+        def broken(*_):
+            raise MemoryError
+
+        Holding(storage, monkeypatch, {2})
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.pool, "set_from_flat_data_page", broken)
+            with pytest.raises(MemoryError):
+                storage.get([key(0), key(1)], 20, 21)
+        assert storage.set([key(2), key(3)], 2, 3) == [True] * 2  # the second has the load's memory, if there is one only
+        assert storage.get([key(2), key(3)], 12, 13) == [True] * 2
+        for place, page in ((12, 2), (13, 3)):
+            assert (storage.pool.get_data_page(place * PAGE) == wanted[:, :, page * PAGE:(page + 1) * PAGE].flatten()).all()
 
 
 def test_the_interface_before_v1_moves_the_same_pages(disk):
@@ -339,6 +433,21 @@ def test_wrong_sizes_and_a_closed_storage_are_no_hit(disk):
     storage.it.close()
 
 
+@pytest.mark.parametrize("call", ["close", "clear"])
+def test_a_signal_handler_closes_a_storage_that_its_thread_closes_or_clears(disk, monkeypatch, call):
+    storage = Storage(disk.options)
+    assert all(storage.set([key(1)], 0))
+    signals, close = [lambda: signal.raise_signal(signal.SIGUSR1)], storage.it._owner.close
+    monkeypatch.setattr(storage.it._owner, "close", lambda: (signals and signals.pop()(), close()))
+    with handled(storage.it.close):
+        getattr(storage.it, call)()
+    assert not signals and storage.it._owner.tier.closed and storage.set([key(2)], 0) == [False]
+    with Storage(disk.options) as after:  # the folder is free, and was not emptied behind the close
+        assert after.it.batch_exists([key(1)]) == 1
+        storage.it.clear()
+        assert after.it.batch_exists([key(1)]) == 1 and after.get([key(1)], 1) == [True]
+
+
 # ---- several pools ----
 
 
@@ -389,6 +498,49 @@ def test_pages_of_further_pools_come_back_beside_those_of_kv(medium):
         assert got == {PoolName.MAMBA: [True, False]}
         assert (storage.states.buffer[7] == wanted[5]).all() and not storage.states.buffer[8].any()
         assert storage.get(keys, 9, 8, 7, 6) == [True] * 4
+
+
+class Logical:
+    """A pool of keys, whose pages have no bytes, as DeepSeek V4's anchor."""
+
+    page_size = PAGE
+
+    def get_data_page(self, index, flat=True):
+        return np.zeros(0, np.uint8)
+
+    def set_from_flat_data_page(self, index, data_page):
+        raise AssertionError("there is nothing to set")
+
+
+def logical_pools():
+    yield Logical()
+    if hosts.released("sglang"):
+        from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+
+        yield LogicalHostPool(40 * PAGE, PAGE)
+
+
+def test_pages_without_bytes_are_found_beside_those_of_other_pools(medium):
+    keys = [key(i) for i in range(4)]
+    for at, pool in enumerate(logical_pools()):
+        with Storage(medium.options, pool, salt=str(at)) as storage:
+            states = States()
+            storage.it.register_mem_host_pool_v2(pool, PoolName.KV)
+            storage.it.register_mem_host_pool_v2(states, PoolName.DEEPSEEK_V4_C4)
+            wanted = states.fill(4)
+            assert storage.it.batch_exists(keys) == 0 and storage.get(keys, *range(4)) == [False] * 4
+            assert storage.set(keys[:3], *range(3)) == [True] * 3 and storage.it.batch_exists(keys) == 3
+            assert storage.get(keys, *range(4)) == [True] * 3 + [False]
+            side = transfer(PoolName.DEEPSEEK_V4_C4, keys[:2], [0, 1], PoolHitPolicy.ALL_PAGES)
+            assert storage.it.batch_set_v2([side]) == {side.name: [True] * 2}
+            assert storage.it.batch_exists_v2(keys, [side]).kv_hit_pages == 2
+            states.buffer[:] = 0
+            assert storage.it.batch_get_v2([side]) == {side.name: [True] * 2} and (states.buffer[:2] == wanted[:2]).all()
+            # The interface before v1.
+            page = pool.get_data_page(0)
+            assert storage.it.batch_set([key(8)], [page]) and storage.it.exists(key(8))
+            assert storage.it.batch_get([key(8), key(9)], [page, page])[1] is None
+            assert storage.it.get(key(8), page) is page and storage.it.get(keys[0], page) is page
 
 
 POLICIES = [
@@ -449,6 +601,89 @@ def test_ranks_of_an_mla_model_share_kv_and_have_states_of_their_own(tmp_path):
         assert second.it.batch_exists([key(1)]) == 1
         assert second.it.batch_get_v2([transfer(PoolName.MAMBA, [key(1)], [0])]) == {PoolName.MAMBA: [False]}
     redis.stop()
+
+
+STATE = {"temporal_dtype": np.dtype("float16"), "conv_dtype": np.dtype("float16"), "temporal_state_shape": (4, 8),
+         "conv_state_shapes": [(3, 4)], "num_mamba_layers": 2, "slot_state_buffers": [np.zeros((40, 6), np.int32)],
+         "indexer_dtype": np.dtype("uint8")}
+OTHER_STATES = [("temporal_dtype", np.dtype("int16")), ("conv_dtype", np.dtype("int16")), ("temporal_state_shape", (8, 4)),
+                ("conv_state_shapes", [(4, 3)]), ("conv_state_shapes", [(3, 4), (3, 4)]), ("num_mamba_layers", 4),
+                ("slot_state_buffers", []), ("slot_state_buffers", [np.zeros((40, 6), np.float32)]),
+                ("slot_state_buffers", [np.zeros((40, 3, 2), np.int32)]), ("indexer_dtype", np.dtype("int8"))]
+
+
+@pytest.mark.parametrize("field,value", OTHER_STATES)
+def test_states_of_another_dtype_or_shape_are_not_found(disk, field, value):
+    """A page has as many bytes with either."""
+    keys = [key(i) for i in range(4)]
+    for pool, wanted in ((STATE, None), ({**STATE, field: value}, False), (STATE, True)):
+        with Storage(disk.options) as storage:
+            storage.states = States()
+            vars(storage.states).update(pool)
+            storage.it.register_mem_host_pool_v2(storage.states, PoolName.MAMBA)
+            move = storage.it.batch_set_v2 if wanted is None else storage.it.batch_get_v2
+            assert move([transfer(PoolName.MAMBA, keys, range(4))]) == {PoolName.MAMBA: [wanted is not False] * 4}
+
+
+def test_sglangs_states_of_another_dtype_are_not_found(disk):
+    if not hosts.released("sglang"):
+        pytest.skip("needs the released sglang: scripts/adapters")
+    import torch
+    from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+    from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+
+    def pool(temporal, conv, side):
+        info = MambaStateBufferInfo(temporal=torch.zeros(2, 4, 3, 8, dtype=temporal),
+                                    conv=(torch.zeros(2, 4, 5, dtype=conv),),
+                                    extra_checkpoint_buffers=(torch.zeros(4, 7, dtype=side),))
+        return MambaPoolHost(info, 2.0, 0, device_capacity=4, pin_memory=False, layout="page_first")
+
+    moved = transfer(PoolName.MAMBA, [key(1)], [2])
+    types = (torch.bfloat16, torch.bfloat16, torch.int32)
+    with Storage(disk.options) as storage:
+        first = pool(*types)
+        first.temporal_buffer[2], first.conv_buffer[0][2], first.slot_state_buffers[0][2] = 1, 2, 3
+        storage.it.register_mem_host_pool_v2(first, PoolName.MAMBA)
+        assert storage.it.batch_set_v2([moved]) == {PoolName.MAMBA: [True]}
+    for at, other in enumerate((torch.float16, torch.float16, torch.float32)):
+        with Storage(disk.options) as storage:
+            storage.it.register_mem_host_pool_v2(pool(*types[:at], other, *types[at + 1:]), PoolName.MAMBA)
+            assert storage.it.batch_get_v2([moved]) == {PoolName.MAMBA: [False]}
+    with Storage(disk.options) as storage:
+        back = pool(*types)
+        storage.it.register_mem_host_pool_v2(back, PoolName.MAMBA)
+        assert storage.it.batch_get_v2([moved]) == {PoolName.MAMBA: [True]}
+        assert torch.equal(back.get_data_page(2), first.get_data_page(2)) and back.slot_state_buffers[0][2].tolist() == [3] * 7
+
+
+def of_class(name, base=Pool):
+    return type(name, (base,), {})()
+
+
+@pytest.mark.parametrize("name", [PoolName.DRAFT, PoolName.DRAFT_SWA])
+def test_a_draft_without_mla_beside_an_mla_model_on_two_ranks_is_refused(medium, name):
+    """SGLang has rank 0 write it for all, and each rank has other heads."""
+    draft = of_class("MHATokenToKVPoolHost")
+    ranks = 2 if "servers" in medium.options else 1  # on a disk more are refused before
+    with Storage(medium.options, said={"is_mla_model": True, "tp_size": ranks}) as storage:
+        if ranks == 2:
+            with pytest.raises(ValueError, match=f"'{name.value}' is a MHATokenToKVPoolHost.* 2 tensor-.*--tp-size 1"):
+                storage.it.register_mem_host_pool_v2(draft, name)
+            assert storage.it.batch_set_v2([transfer(name, [key(1)], range(PAGE))]) == {name: [False]}
+        for allowed in ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool", *["MHATokenToKVPoolHost"] * (ranks == 1)):
+            storage.it.register_mem_host_pool_v2(of_class("Further", type(of_class(allowed))), name)
+            assert storage.it.batch_set_v2([transfer(name, [key(1)], range(PAGE))]) == {name: [True]}
+    with Storage(medium.options, said={"tp_size": 2}) as storage:
+        storage.it.register_mem_host_pool_v2(draft, name)
+
+
+def test_the_pools_that_all_ranks_share_are_called_so_in_sglang():
+    if not hosts.released("sglang"):
+        pytest.skip("needs the released sglang: scripts/adapters")
+    from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool
+    from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+
+    assert {each.__name__ for each in (MLATokenToKVPoolHost, DeepSeekV4PagedHostPool)} == set(kvfolio_sglang._OF_ALL_RANKS)
 
 
 def test_a_pool_that_is_not_known_and_indices_of_another_count_are_no_hit(disk):

@@ -259,7 +259,8 @@ class Owner:
     def close(self, timeout: float = 10.0) -> None:
         """Takes no more jobs, gives those there are `timeout` seconds, and closes the tier. All of them end.
 
-        When it returns, on whichever thread, nothing touches a buffer any more. After an interrupt: call it again.
+        When it returns, on whichever thread, nothing touches a buffer any more. After an interrupt: call it again. A
+        signal handler may call it while it waits on the same thread.
         """
         if os.getpid() != self._process:
             return
@@ -270,16 +271,20 @@ class Owner:
                 self._closing = True
             until = time.monotonic() + timeout
             self.drain(timeout)
+            if self._closed:  # by a signal handler meanwhile, and the descriptor may be another's by now
+                return
             with self._changed:
                 self._abort = True
                 self._wake_up()
-            while True:
+            while not self._closed:
                 try:
                     self.tier.close(max(0.1, until - time.monotonic()))
                     break
                 except kv.TimedOut:  # the medium still touches the engine's memory, which it must not have back yet
                     logger.error("%s: the tier does not end: %s", self._name, self.tier.describe())
             self._thread.join()
+            if self._closed:
+                return
             self._closed = True
             os.close(self._wake)
 

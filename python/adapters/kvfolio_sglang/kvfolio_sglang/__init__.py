@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import collections
 import logging
 import mmap
 import os
@@ -14,6 +15,7 @@ import pathlib
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,8 @@ __all__ = ["KvfolioStorage"]
 
 logger = logging.getLogger(__name__)
 
-PART_BYTES = 8 << 20  # of pages that go to the tier together
+PART_BYTES = 8 << 20  # of pages that go to the tier together; a larger page goes alone
+PARTS = 8  # of a batch that are with the tier at a time: as many bytes as it has of stores
 
 _KEY = re.compile("[0-9a-f]{64}")  # a SHA-256 of all tokens up to the end of the page, and of the salt
 # What a disk tier makes in its folder.
@@ -43,8 +46,14 @@ _FILES = re.compile("lock|manifest.*|segment-[0-9a-f]+.*")
 _POOL_FIELDS = ("dtype", "layout", "page_size", "layer_num", "target_layer_num", "head_num", "head_dim", "v_head_dim",
                 "head_group_num", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim", "start_layer", "end_layer",
                 "storage_format_tag", "dcp_size")
+# And what only some pools say: states of Mamba, whose dtype is that of conv alone, and indexers.
+_STATE_FIELDS = ("temporal_dtype", "conv_dtype", "temporal_state_shape", "conv_state_shapes", "num_mamba_layers",
+                 "indexer_dtype")
 # Each rank has other bytes of these, also where it shares those of an MLA model's kv, and writes its own.
 _OF_EACH_RANK = ("mamba",)
+# Beside an MLA model SGLang has one rank write a draft for all, whatever its pool is; all ranks have the same of these.
+_DRAFTS = ("draft", "draft_swa")
+_OF_ALL_RANKS = ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool")
 # Of 'dynamic' itself.
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
 
@@ -61,6 +70,12 @@ def _bytes_of(page: Any) -> Any:
 
         page = page.contiguous().view(torch.uint8).numpy()
     return np.ascontiguousarray(page).reshape(-1).view(np.uint8)
+
+
+def _record_of(page: Any) -> Any:
+    """Its bytes, or a marker for a page without any: the tiers keep no empty record."""
+    data = _bytes_of(page)
+    return data if data.nbytes else np.zeros(1, np.uint8)
 
 
 def _typed(data: Any, like: Any) -> Any:
@@ -84,7 +99,12 @@ class _Pool:
         # A copy of a page, by which pages are made; a pool without such has no pages for us.
         self.like = pool.get_data_page(0, flat=True)
         self.page_bytes = _bytes_of(self.like).nbytes
+        # The anchor of DeepSeek V4 (LogicalHostPool) has keys, but no bytes: a marker says that the page was stored.
+        self.record_bytes = max(1, self.page_bytes)
         said = {field: getattr(pool, field, None) for field in _POOL_FIELDS}
+        said |= {field: getattr(pool, field) for field in _STATE_FIELDS if hasattr(pool, field)}
+        if hasattr(pool, "slot_state_buffers"):  # states beside those of Mamba; the first axis is the slot
+            said["slot_states"] = [(buffer.dtype, tuple(buffer.shape[1:])) for buffer in pool.slot_state_buffers]
         said |= {"class": type(pool).__name__, "page_bytes": self.page_bytes}
         if name != "kv":
             said["pool"] = name
@@ -94,13 +114,21 @@ class _Pool:
     def page_size(self) -> int:
         return int(getattr(self.pool, "page_size", 1) or 1)
 
+    @property
+    def stride(self) -> int:
+        """From page to page in staging memory, aligned so that a disk reads into them without a copy."""
+        return -(-self.record_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
     def parts(self, count: int) -> list[slice]:
         """Of so many pages, which are moved together."""
-        each = max(1, PART_BYTES // max(1, self.page_bytes))
+        each = max(1, PART_BYTES // self.stride)
         return [slice(at, min(at + each, count)) for at in range(0, count, each)]
 
     def copy_page(self, place: int, into: Any) -> None:
         """In one pass, where the pool can show a page as it lies."""
+        if not self.page_bytes:
+            into[...] = 0
+            return
         page = self.pool.get_data_page(place, flat=False)
         if isinstance(page, np.ndarray):
             into.view(page.dtype).reshape(page.shape)[...] = page
@@ -145,7 +173,8 @@ class KvfolioStorage(HiCacheStorage):
                                   "one process")
         self._folder = f"tp{config.tp_rank}.pp{config.pp_rank}.cp{config.attn_cp_rank}.dp{config.dp_rank}"
         self._epoch = b""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close what its thread closes or clears
+        self._closed = False
         self._owner = self._open()
         self._pools: dict[str, _Pool] = {}  # by name; kv is the one of register_mem_pool_host()
         self._local = threading.local()
@@ -165,8 +194,19 @@ class KvfolioStorage(HiCacheStorage):
         self._add_pool("kv", mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        self._check_ranks(_word(host_pool_name), host_pool)
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._add_pool(_word(host_pool_name), host_pool)
+
+    def _check_ranks(self, name: str, pool: Any) -> None:
+        """ValueError for a draft of which each rank would be handed the bytes of the first."""
+        ranks = self._layout["tp"][1]
+        classes = {each.__name__ for each in type(pool).__mro__}
+        if name in _DRAFTS and self._layout["mla"] and ranks > 1 and not classes & set(_OF_ALL_RANKS):
+            raise ValueError(
+                f"kvfolio_sglang: the pool {name!r} is a {type(pool).__name__}, of which each of {ranks} tensor-parallel "
+                f"ranks has other bytes, and beside an MLA model SGLang stores those of rank 0 for all: use a draft with MLA "
+                f"({' or '.join(_OF_ALL_RANKS)}), --tp-size 1, no draft, or no --hicache-storage-backend")
 
     def _add_pool(self, name: str, pool: Any) -> None:
         layout = dict(self._layout)
@@ -186,35 +226,51 @@ class KvfolioStorage(HiCacheStorage):
         return self._get(self._pools["kv"], keys, host_indices)
 
     def _get(self, of: _Pool, keys: Sequence[str], host_indices: Any) -> list[bool]:
-        places = of.places(keys, host_indices)
-        if places is None:
-            return [False] * len(keys)
-        pages = self._staging(len(keys), of.page_bytes)
-        ends = [self._begin("load", keys[part], pages[part], self._load_timeout, of) for part in of.parts(len(keys))]
-        results: list[bool] = []
-        for part, end in zip(of.parts(len(keys)), ends):
-            found = _wait(end)
-            for place, page, ok in zip(places[part], pages[part], found):
-                if ok:
-                    of.pool.set_from_flat_data_page(place, _typed(page, of.like))
-            results += found
-        return results
+        return self._in_parts("load", of, keys, host_indices, self._load_timeout)
 
     def batch_set_v1(self, keys: list[str], host_indices: Any,
                      extra_info: HiCacheStorageExtraInfo | None = None) -> list[bool]:
         return self._set(self._pools["kv"], keys, host_indices)
 
     def _set(self, of: _Pool, keys: Sequence[str], host_indices: Any) -> list[bool]:
+        return self._in_parts("store", of, keys, host_indices, self._store_timeout)
+
+    def _in_parts(self, op: Any, of: _Pool, keys: Sequence[str], host_indices: Any, timeout: float) -> list[bool]:
+        """The tier works at some parts while the pages of another one are put together, or taken."""
         places = of.places(keys, host_indices)
         if places is None:
             return [False] * len(keys)
-        pages = self._staging(len(keys), of.page_bytes)
-        ends = []
-        for part in of.parts(len(keys)):  # the tier works at one while the next is put together
-            for place, page in zip(places[part], pages[part]):
-                of.copy_page(place, page)
-            ends.append(self._begin("store", keys[part], pages[part], self._store_timeout, of))
-        return [ok for end in ends for ok in _wait(end)]
+        until = time.monotonic() + timeout
+        parts = of.parts(len(keys))
+        results: list[bool] = []
+        flying: collections.deque[tuple[slice, list[Any], queue.SimpleQueue[Job]]] = collections.deque()
+
+        def end() -> None:
+            part, pages, ended = flying.popleft()
+            found = _wait(ended)
+            if op == "load":
+                for place, page, ok in zip(places[part], pages, found):
+                    if ok and of.page_bytes:
+                        of.pool.set_from_flat_data_page(place, _typed(page, of.like))
+            results.extend(found)
+
+        try:
+            staging = self._staging(of, parts)
+            for number, part in enumerate(parts):
+                if len(flying) == len(staging):
+                    end()
+                pages = staging[number % len(staging)][:part.stop - part.start]
+                if op == "store":
+                    for place, page in zip(places[part], pages):
+                        of.copy_page(place, page)
+                left = max(0.0, until - time.monotonic())
+                flying.append((part, pages, self._begin(op, keys[part], pages, left, of)))
+            while flying:
+                end()
+        except BaseException:
+            self._local.memory = None  # the tier has some of it: that stays as it is, and the next call takes other
+            raise
+        return results
 
     # ---- pages of several pools: hybrid models, drafts, indexers ----
 
@@ -266,10 +322,10 @@ class KvfolioStorage(HiCacheStorage):
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
         if target_locations is None or len(target_locations) != len(keys):
             return [None] * len(keys)
-        buffers = [np.empty(_bytes_of(target).nbytes, np.uint8) for target in target_locations]
+        buffers = [np.empty(_record_of(target).nbytes, np.uint8) for target in target_locations]
         pages: list[Any] = []
         for target, data, ok in zip(target_locations, buffers, self._run("load", keys, buffers, self._load_timeout)):
-            if ok:
+            if ok and len(target):
                 target[:] = _typed(data, target).reshape(target.shape)
             pages.append(target if ok else None)
         return pages
@@ -278,7 +334,7 @@ class KvfolioStorage(HiCacheStorage):
                   target_sizes: Any = None) -> bool:
         if values is None or len(values) != len(keys):
             return False
-        return all(self._run("store", keys, [_bytes_of(value) for value in values], self._store_timeout))
+        return all(self._run("store", keys, [_record_of(value) for value in values], self._store_timeout))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         return None if target_location is None else self.batch_get([key], [target_location])[0]
@@ -300,6 +356,8 @@ class KvfolioStorage(HiCacheStorage):
                              "and the next process finds it; choose another key_prefix then")
                 return
             self._owner.close()
+            if self._closed:  # before, or by a signal handler: the folder may be another process's by now
+                return
             for path in pathlib.Path(self._medium["directory"], self._folder).iterdir():
                 if _FILES.fullmatch(path.name):
                     path.unlink()
@@ -307,12 +365,14 @@ class KvfolioStorage(HiCacheStorage):
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._owner.close()
 
     def _run(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
              of: _Pool | None = None) -> list[bool]:
-        """Of the pool kv, unless said otherwise."""
-        return _wait(self._begin(op, keys, buffers, timeout, of or self._pools.get("kv")))
+        """Of the pool kv, unless said otherwise. Even if it is interrupted the tier has let go of the buffers."""
+        names = [self._name(key, of or self._pools.get("kv")) for key in keys]
+        return [result == "ok" for result in self._owner.run(op, names, buffers, timeout)]
 
     def _begin(self, op: Any, keys: Sequence[str], buffers: Sequence[Any] | None, timeout: float,
                of: _Pool | None) -> queue.SimpleQueue[Job]:
@@ -326,10 +386,12 @@ class KvfolioStorage(HiCacheStorage):
             return None
         return of.names.key(bytes.fromhex(key), salt=self._epoch)
 
-    def _staging(self, count: int, page_bytes: int) -> list[Any]:
-        """Pages of this thread, aligned so that a disk reads into them without a copy."""
-        stride = -(-page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    def _staging(self, of: _Pool, parts: Sequence[slice]) -> list[list[Any]]:
+        """Pages of this thread, for as many of these parts as are with the tier at a time."""
+        each = max((part.stop - part.start for part in parts), default=0)
+        count = min(PARTS, len(parts))
         memory = getattr(self._local, "memory", None)
-        if memory is None or memory.size < count * stride:
-            memory = self._local.memory = np.frombuffer(mmap.mmap(-1, max(1, count) * stride), np.uint8)
-        return [memory[at * stride:at * stride + page_bytes] for at in range(count)]
+        if memory is None or memory.size < count * each * of.stride:
+            memory = self._local.memory = np.frombuffer(mmap.mmap(-1, max(1, count * each * of.stride)), np.uint8)
+        pages = [memory[at * of.stride:at * of.stride + of.record_bytes] for at in range(count * each)]
+        return [pages[at:at + each] for at in range(0, len(pages), each or 1)]
