@@ -7,8 +7,10 @@
 #include "model_check/c_replay.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <tuple>
 
 #include "capi/capi.h"
@@ -460,10 +462,45 @@ class CManager {
 
 // ---- both ----
 
+// A prompt that outlives the call about it.
+class LastPrompt {
+ public:
+  void keep(Tokens tokens, const OpenOptions& options) {
+    tokens_.assign(tokens.begin(), tokens.end());
+    const RootKey& key = options.root;
+    texts_ = {std::string(key.model), std::string(key.adapter), std::string(key.adapter_version),
+              std::string(key.tenant_salt)};
+    media_.assign(options.media.begin(), options.media.end());
+    options_ = options;
+    options_.root = {texts_[0], texts_[1], texts_[2], texts_[3], key.epoch};
+    options_.media = media_;
+  }
+  [[nodiscard]] Tokens tokens() const { return tokens_; }
+  [[nodiscard]] const OpenOptions& options() const { return options_; }
+
+ private:
+  std::vector<std::int32_t> tokens_;
+  std::array<std::string, 4> texts_;
+  std::vector<MediaSpan> media_;
+  OpenOptions options_;
+};
+
+std::vector<std::int32_t> blocks_of(const GroupSpec& group) {
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(group.num_blocks));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  return blocks;
+}
+// No two blocks are equal, if they are not of a few bytes.
+void draw_pattern(std::uint64_t seed, std::vector<std::byte>& images) {
+  Rng rng(seed);
+  for (std::byte& each : images) each = static_cast<std::byte>(rng.next());
+}
+
 class Replay {
  public:
   Replay(const OpLogHeader& header, std::uint64_t seed, std::string* record)
       : header_(header), rng_(seed), record_(record), c_(header), cpp_(create(header)) {
+    fill(c_.get(), cpp_);
     if (record_ == nullptr) return;
     Numbers all;
     const std::vector<kvfolio_group_spec> groups = groups_of(header.spec);
@@ -483,9 +520,6 @@ class Replay {
   template <typename Function, typename... Given>
   void make(Op op, Function function, std::tuple<Given...>& given) {
     ++done_.calls;
-    if constexpr (std::is_same_v<std::tuple<Given...>, std::tuple<Tokens, OpenOptions>>) {
-      prompt_.assign(std::get<0>(given).begin(), std::get<0>(given).end());
-    }
     Said c;
     const bool has_words = call_c(c, op, given);
     Said cpp;
@@ -510,6 +544,12 @@ class Replay {
     done_.names.insert(name);
     compare(name, arguments, c, cpp);
     write(name, arguments, c);
+    if (op == Op::kRunCopies) compare_bytes();
+    if constexpr (std::is_same_v<std::tuple<Given...>, std::tuple<Tokens, OpenOptions>>) {
+      if (c.code == KVFOLIO_OK || rng_.chance(10)) {
+        prompt_.keep(std::get<0>(given), std::get<1>(given));
+      }
+    }
     for (int i = rng_.below(3); i > 0; --i) ask();
     if (record_ != nullptr) return;
     if (rng_.chance(2)) go_on_with_a_copy();
@@ -524,6 +564,7 @@ class Replay {
     compare("state_hash", {}, c, cpp);
     KVFOLIO_REQUIRE(kvfolio_check_invariants(c_.get(), &c_.error()) == KVFOLIO_OK,
                     c_.error().message);
+    compare_bytes();
   }
 
  private:
@@ -565,6 +606,9 @@ class Replay {
     return prompt.code == KVFOLIO_OK;
   }
   void plan_in_c(Said& said, PlanOptions options);
+  // Every block of both storages, with bytes of its own.
+  void fill(kvfolio_manager* c, KVCacheManager& cpp);
+  void compare_bytes();
 
   void compare(std::string_view name, const Numbers& arguments, const Said& c, const Said& cpp) {
     // What C refuses in front of the call it says in its own words.
@@ -609,7 +653,8 @@ class Replay {
     }
   }
   void ask();
-  void ask_about_prompt(const OpenOptions& options);
+  void ask_about_prompt(Tokens tokens, const OpenOptions& options);
+  void ask_about_last_prompt();
   void ask_whole();
   void go_on_with_a_copy();
   // Calls that the model check does not draw.
@@ -636,8 +681,8 @@ class Replay {
   CManager c_;
   KVCacheManager cpp_;
   std::vector<std::vector<std::uint64_t>> words_;
-  std::vector<std::int32_t> prompt_;  // of the last call about one
-  LoadId load_{};                     // the last one
+  LastPrompt prompt_;  // of the last call about one; of a few that were refused
+  LoadId load_{};      // the last one
   CReplay done_;
 };
 
@@ -646,6 +691,9 @@ void Replay::plan_in_c(Said& said, PlanOptions options) {
   options.memory = memory_as(options.memory, words);
   words_.push_back(std::move(words));
   const kvfolio_plan_options ours = options_of(options);
+  Said bytes;
+  c_.call(bytes, kvfolio_plan_bytes, &ours);
+  answer("plan_bytes", bytes, cpp_.plan_bytes(options), options);
   kvfolio_step_plan step{};
   step.struct_size = sizeof(step);
   std::vector<kvfolio_group_plan> groups(static_cast<std::size_t>(kvfolio_num_groups(c_.get())));
@@ -656,6 +704,46 @@ void Replay::plan_in_c(Said& said, PlanOptions options) {
   said.plan(step, capi::ids_of(step.sequences, step.num_sequences), groups);
   const std::int64_t ids = step.caller_ids != nullptr ? step.num_sequences : 0;
   said.more.add(std::span(step.caller_ids, static_cast<std::size_t>(ids)));
+}
+
+void Replay::fill(kvfolio_manager* c, KVCacheManager& cpp) {
+  if (!header_.has_storage) return;
+  for (std::int32_t g = 0; g < static_cast<std::int32_t>(header_.spec.groups.size()); ++g) {
+    const std::vector<std::int32_t> blocks =
+        blocks_of(header_.spec.groups[static_cast<std::size_t>(g)]);
+    KVStorage& ours = *cpp.storage();
+    std::vector<std::byte> images(static_cast<std::size_t>(ours.block_image_bytes(GroupId(g))) *
+                                  blocks.size());
+    draw_pattern(static_cast<std::uint64_t>(g), images);
+    const Status filled = ours.write_blocks(GroupId(g), blocks, images);
+    KVFOLIO_REQUIRE(filled.ok(), filled.message());
+    KVFOLIO_REQUIRE(
+        kvfolio_storage_write_blocks(
+            kvfolio_manager_storage(c), g, blocks.data(), static_cast<std::int64_t>(blocks.size()),
+            images.data(), static_cast<std::int64_t>(images.size()), &c_.error()) == KVFOLIO_OK,
+        c_.error().message);
+  }
+}
+
+void Replay::compare_bytes() {
+  if (!header_.has_storage) return;
+  for (std::int32_t g = 0; g < static_cast<std::int32_t>(header_.spec.groups.size()); ++g) {
+    const std::vector<std::int32_t> blocks =
+        blocks_of(header_.spec.groups[static_cast<std::size_t>(g)]);
+    const KVStorage& ours = *cpp_.storage();
+    std::vector<std::byte> in_cpp(static_cast<std::size_t>(ours.block_image_bytes(GroupId(g))) *
+                                  blocks.size());
+    std::vector<std::byte> in_c(in_cpp.size());
+    const Status read = ours.read_blocks(GroupId(g), blocks, in_cpp);
+    KVFOLIO_REQUIRE(read.ok(), read.message());
+    KVFOLIO_REQUIRE(kvfolio_storage_read_blocks(kvfolio_manager_storage(c_.get()), g, blocks.data(),
+                                                static_cast<std::int64_t>(blocks.size()),
+                                                in_c.data(), static_cast<std::int64_t>(in_c.size()),
+                                                &c_.error()) == KVFOLIO_OK,
+                    c_.error().message);
+    KVFOLIO_REQUIRE(in_c == in_cpp, "call " + std::to_string(done_.calls) +
+                                        ": C has other bytes in group " + std::to_string(g));
+  }
 }
 
 template <typename... Given>
@@ -832,7 +920,7 @@ void Replay::ask() {
   const auto& group = header_.spec.groups[static_cast<std::size_t>(g.value() % num_groups)];
   const BlockId b(rng_.between(0, group.num_blocks - (rng_.chance(5) ? 0 : 1)));
   const KVCacheManager& m = cpp_;
-  switch (rng_.below(15)) {
+  switch (rng_.below(16)) {
     // clang-format off
 #define ASK(name, ...) return ask(#name, kvfolio_##name, [&](const auto&... of) { return m.name(of...); }, __VA_ARGS__)
     case 0: ASK(info, id);
@@ -848,7 +936,8 @@ void Replay::ask() {
 #undef ASK
     // clang-format on
     case 10:
-      return ask_about_prompt({});
+    case 14:
+      return ask_about_last_prompt();
     case 11:
       return ask_whole();
     case 12: {
@@ -890,15 +979,44 @@ void Replay::ask() {
   }
 }
 
-void Replay::ask_about_prompt(const OpenOptions& options) {
-  const Tokens tokens(prompt_);
+// As it was, or without a part of it.
+void Replay::ask_about_last_prompt() {
+  OpenOptions options = prompt_.options();
+  // C refuses here what C++ does not read.
+  if (options.publish < Publish::kAll || options.publish > Publish::kNothing) options.publish = {};
+  switch (rng_.below(8)) {
+    case 0:
+      options.root = {};
+      break;
+    case 1:
+      options.media = {};
+      break;
+    case 2:
+      options.prefix_cache = !options.prefix_cache;
+      break;
+    case 3:
+      options.look_up = !options.look_up;
+      break;
+    default:
+      break;
+  }
+  ask_about_prompt(prompt_.tokens(), options);
+}
+
+void Replay::ask_about_prompt(Tokens tokens, const OpenOptions& options) {
   const CPrompt p(options, c_.error());
+  if (p.code != KVFOLIO_OK) return;  // the call of this prompt has compared that
   Said probe;
   c_.call(probe, kvfolio_probe, p.root, tokens, p.media, &p.open);
-  answer("probe", probe, cpp_.probe(tokens, options), tokens, options);
+  const Result<std::int32_t> cached = cpp_.probe(tokens, options);
+  answer("probe", probe, cached, tokens, options);
   Said soon;
   c_.call(soon, kvfolio_soon, p.root, tokens, p.media, &p.open);
-  answer("soon", soon, cpp_.soon(tokens, options), tokens, options);
+  const Result<Soon> to_come = cpp_.soon(tokens, options);
+  answer("soon", soon, to_come, tokens, options);
+  ++done_.prompts;
+  done_.found += cached && *cached > 0 ? 1 : 0;
+  done_.soon += to_come && to_come->tokens > 0 ? 1 : 0;
 
   const std::int64_t num_more = rng_.below(10);
   const ReserveOptions chunks{.most_per_step = record_ != nullptr ? 0 : rng_.below(6)};
@@ -908,11 +1026,12 @@ void Replay::ask_about_prompt(const OpenOptions& options) {
   found.struct_size = sizeof(found);
   Said c;
   c_.note(c, kvfolio_admit_prompt(c_.get(), p.root, tokens.data(),
-                                  static_cast<std::int64_t>(tokens.size()), nullptr, 0, &p.open,
-                                  num_more, chunks.most_per_step, &found, blocks.data(),
+                                  static_cast<std::int64_t>(tokens.size()), p.media.data(),
+                                  static_cast<std::int64_t>(p.media.size()), &p.open, num_more,
+                                  chunks.most_per_step, &found, blocks.data(),
                                   static_cast<std::int32_t>(num_groups), &c_.error()));
-  const auto add = [&](Said& said, const auto& of, const Soon& to_come) {
-    said.found(of, to_come);
+  const auto add = [&](Said& said, const auto& of, const Soon& announced) {
+    said.found(of, announced);
     said.out.add(std::span<const std::int32_t>(blocks).first(num_groups));
   };
   if (c.code == KVFOLIO_OK) add(c, found, {found.soon_tokens, SequenceId(found.soon_by)});
@@ -963,7 +1082,7 @@ void Replay::make_more() {
       return make_another(Op::kCancel, id);
     case 1:
     case 2:
-      return make_another(Op::kAppendPrompt, id, Tokens(prompt_), std::int64_t(rng_.below(9)));
+      return make_another(Op::kAppendPrompt, id, prompt_.tokens(), std::int64_t(rng_.below(9)));
     default:
       return make_another(Op::kTouch, id);
   }
@@ -972,6 +1091,7 @@ void Replay::make_more() {
 void Replay::go_on_with_a_copy() {
   CManager other(header_);
   KVCacheManager twin = create(header_);
+  fill(other.get(), twin);
   Said c;
   c_.note(c, kvfolio_copy_to(c_.get(), other.get(), &c_.error()));
   answer("copy_to", c, cpp_.copy_to(twin));

@@ -3,7 +3,8 @@
 
 // The calls of an operation log, made through the C interface and in C++ beside it: each answers
 // alike, with its code, its sentence, its shortage and all numbers, and so do questions asked
-// between them. So a million random calls of the model check go through src/capi.
+// between them. Storages have the same bytes after each run_copies(). So a million random calls of
+// the model check go through src/capi.
 
 #include <cstdint>
 #include <set>
@@ -18,6 +19,9 @@ struct CReplay {
   std::uint64_t calls = 0;
   std::uint64_t questions = 0;
   std::uint64_t errors = 0;
+  std::uint64_t prompts = 0;         // that questions were about
+  std::uint64_t found = 0;           // of them, with a prefix in the cache
+  std::uint64_t soon = 0;            // of them, with a prefix that was announced
   std::uint64_t copies = 0;          // of the manager, which went on with the copy
   std::set<std::string_view> names;  // of the calls
 };
