@@ -34,7 +34,9 @@
 //    bytes that arrived, when they have. A load stays open, with its records, until all of its
 //    copies have ended, also if it is late, forgotten or canceled meanwhile. So a request whose
 //    copies do not end does not end either. At most ManagerOptions::max_transfers blocks are on
-//    their way to the arena at a time.
+//    their way to the arena at a time. While the engine's stream is being captured no copy begins
+//    (kFailedPrecondition of MemoryResource::submit()): stores and loads stay where they are until
+//    a later poll(), a load no longer than its deadline, and nothing of that counts as failed.
 //    Records are verified where they lie in the arena, once their copies have ended. A damaged one
 //    is counted once (OffloadCounters::arena_corrupt) and erased there; blocks of the load that
 //    were right count as `loads`, also those behind it. The sequence sees the tokens in front of

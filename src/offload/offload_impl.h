@@ -91,7 +91,7 @@ class Offload::Impl {
   using Arriving = Requests::Arriving;
   using Op = TierAsked;
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
-  enum class Written : std::uint8_t { kYes, kLater, kDamaged, kFailed };
+  enum class Written : std::uint8_t { kYes, kLater, kNotNow, kDamaged, kFailed };
   // A block on its way to the arena, in memory that copies later. The hold keeps it as it is.
   struct Storing {
     CopyTicket ticket{};
@@ -127,7 +127,7 @@ class Offload::Impl {
   [[nodiscard]] bool is_held(const FindableBlock& block) const noexcept {
     return options_.hold_stores && block.serial > released_;
   }
-  bool store_block(const FindableBlock& block, const BlockNames::Name& name);
+  Begun store_block(const FindableBlock& block, const BlockNames::Name& name);
   bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
   void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
@@ -164,7 +164,7 @@ class Offload::Impl {
   void begin_writing(Request& request);
   [[nodiscard]] bool has_block_to_write(Request& request);
   void write(Request& request);
-  void write_next(Request& request);
+  bool write_next(Request& request);
   void end_writing(Request& request);
   void note_loaded(const TierKey& key);
   void note_damaged(Request& request, const Piece& piece);
@@ -172,7 +172,7 @@ class Offload::Impl {
   Written write_block(Request& request, const Piece& piece, BlockId block, ArenaPin& pin);
 
   // ---- offload_later.cc ----
-  bool begin_store(const FindableBlock& block, const RecordInfo& info, ArenaSlot slot);
+  Begun begin_store(const FindableBlock& block, const RecordInfo& info, ArenaSlot slot);
   void end_stores();
   void end_store(const Storing& one, bool arrived);
   void forget_stores(const Digest* root);

@@ -111,28 +111,31 @@ bool Offload::Impl::store_unnamed() {
     steps_.took(names_.num_steps() - before);
     if (!name) continue;
     if (!*name) return false;
-    budget_ -= store_block(block, **name) ? record_bytes(block.group) : kLookBytes;
+    const Begun begun = store_block(block, **name);
+    if (begun == Begun::kLater) return false;  // it stays the first
+    budget_ -= begun == Begun::kYes ? record_bytes(block.group) : kLookBytes;
   }
   return true;
 }
 
-// Returns whether bytes were copied.
-bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Name& name) {
+// Whether bytes are copied; kLater: not in this poll.
+Offload::Impl::Begun Offload::Impl::store_block(const FindableBlock& block,
+                                                const BlockNames::Name& name) {
   KVFOLIO_DCHECK(name.end > 0 && name.end % block_size(block.group) == 0);
   const TierKey key = identity_.key(block.group, name.tokens);
   const bool was_loaded = loaded_.erase(key) > 0;
   if (const ArenaPin there = arena_->find(key)) {
     if (there.uses() == 1) store_to_tiers(key, record_bytes(block.group), true);
-    return false;
+    return Begun::kNo;
   }
   // The arena gave it up since. Where it came from has it: as a new store it would only be in the
   // way of what is not stored yet.
-  if (was_loaded) return false;
+  if (was_loaded) return Begun::kNo;
   const std::int64_t bytes = record_bytes(block.group);
   const auto slot = arena_->reserve(key, bytes);
   if (!slot) {
     ++counters_.stores_dropped;
-    return false;
+    return Begun::kNo;
   }
   RecordInfo info = record_of(block.group, name.end, key);
   info.owner = root_owner(name.root);
@@ -140,13 +143,13 @@ bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Na
   if (!read_block(block, info, arena_->fill(*slot))) {
     ++counters_.stores_dropped;
     arena_->abandon(*slot);
-    return false;
+    return Begun::kNo;
   }
   arena_->seal(*slot);
   if (arena_->publish(*slot)) ++counters_.stores;
   arrived_otherwise(key);
   store_to_tiers(key, bytes, false);
-  return true;
+  return Begun::kYes;
 }
 
 // Makes the record of a block: from memory of the host in one pass.
