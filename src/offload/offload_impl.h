@@ -124,8 +124,9 @@ class Offload::Impl {
   void note_held() noexcept;
   [[nodiscard]] bool has_room_to_drain() const;
   bool store_unnamed();
-  [[nodiscard]] bool is_held(const FindableBlock& block) const noexcept {
-    return options_.hold_stores && block.serial > released_;
+  void drop_unnamed();
+  [[nodiscard]] bool first_is_held() const noexcept {
+    return options_.hold_stores && num_released_ == 0;
   }
   Begun store_block(const FindableBlock& block, const BlockNames::Name& name);
   bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
@@ -242,8 +243,8 @@ class Offload::Impl {
   std::vector<SequenceReady> ready_, ready_next_;
   OffloadCounters counters_;
   bool more_findable_ = true;
-  std::uint64_t released_ = 0;         // serials up to this one may be stored, if stores are held
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
+  std::size_t num_released_ = 0;       // of these, the first: may be stored, if stores are held
   std::vector<Storing> storing_;
   // What was loaded, until the manager lists it as findable: tiers have it.
   std::unordered_set<TierKey, TierKeyHash> loaded_;
