@@ -100,7 +100,9 @@ class MemoryResource {
   // Begins copies and never waits for them. They come behind what was enqueued on `stream` before
   // (of the resource's kind; a CUstream as in cuda_device.h), by an event: nothing that is enqueued
   // later waits for them. `runs` may go when the call returns; what they point to may not.
-  // Tickets end in any order, and each one ends. An error: nothing was begun.
+  // Tickets end in any order, and each one ends. An error: nothing was begun. kFailedPrecondition:
+  // nothing failed, but copies cannot come behind `stream` now (it is being captured); the same
+  // call may be made later, and callers of KVStorage see that code as it is.
   virtual Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection direction,
                                     void* stream) noexcept {
     static_cast<void>(stream);

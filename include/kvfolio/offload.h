@@ -34,7 +34,9 @@
 //    bytes that arrived, when they have. A load stays open, with its records, until all of its
 //    copies have ended, also if it is late, forgotten or canceled meanwhile. So a request whose
 //    copies do not end does not end either. At most ManagerOptions::max_transfers blocks are on
-//    their way to the arena at a time.
+//    their way to the arena at a time. While the engine's stream is being captured no copy begins
+//    (kFailedPrecondition of MemoryResource::submit()): stores and loads stay where they are until
+//    a later poll(), a load no longer than its deadline, and nothing of that counts as failed.
 //    Records are verified where they lie in the arena, once their copies have ended. A damaged one
 //    is counted once (OffloadCounters::arena_corrupt) and erased there; blocks of the load that
 //    were right count as `loads`, also those behind it. The sequence sees the tokens in front of
@@ -292,8 +294,9 @@ class Offload {
   KVFOLIO_API OffloadLeft drain(std::uint64_t now_us);
 
   // With OffloadOptions::hold_stores: what is findable now may be stored; what becomes findable
-  // from here on waits for the next call. Looks at each block of the cache. left() and idle() do
-  // not count what waits for it. Nothing without that option.
+  // from here on waits for the next call, as does what a step writes that is not complete. Looks at
+  // each block that became findable since. left() and idle() do not count what waits for it.
+  // Nothing without that option.
   KVFOLIO_API void release_stores();
 
   // As the manager's, and see above: `blocks` are those of the cache. Requests that are concerned

@@ -157,7 +157,8 @@ class KVStorage {
   // stay as they are until poll_copy() says that the ticket is over: hold the block, or keep its
   // load open. A storage that ends first waits for copies of its own memory
   // (MemoryResource::deallocate()); memory that was lent its owner keeps until then. An error, as
-  // of read_blocks(): nothing was begun.
+  // of read_blocks(): nothing was begun. kFailedPrecondition, as of MemoryResource::submit(): not
+  // now.
   [[nodiscard]] KVFOLIO_API bool copies_later() const noexcept;
   KVFOLIO_API Result<CopyTicket> submit_read(GroupId group, std::int32_t block,
                                              std::span<std::byte> image,

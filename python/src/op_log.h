@@ -3,6 +3,9 @@
 
 // The operation log of a manager, in a file.
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 
@@ -16,12 +19,13 @@ namespace kvfolio::python {
 // library.
 class OpLogFile final : public ByteSink {
  public:
-  // Replaces what was there. kUnavailable, with the path and why.
+  // Replaces what was there with the first write(). kUnavailable, with the path and why.
   static Result<std::unique_ptr<OpLogFile>> create(const std::string& path, bool flush_each_call);
   OpLogFile(const OpLogFile&) = delete;
   OpLogFile& operator=(const OpLogFile&) = delete;
   ~OpLogFile() override;
 
+  // kUnavailable in a child of fork(), too: the file is the parent's.
   Status write(std::span<const std::byte> bytes) override;
   [[nodiscard]] OpLog& log() { return log_; }
 
@@ -31,6 +35,8 @@ class OpLogFile final : public ByteSink {
 
   int file_;
   std::string path_;
+  pid_t process_ = ::getpid();
+  bool replaced_ = false;
   OpLog log_;  // ends first: it writes what it has
 };
 

@@ -59,11 +59,57 @@ def test_a_manager_that_was_used_and_files_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(kv.Unavailable, match="another log is being written to it"):
         cache().record(tmp_path / "log")
     work(manager)
-    manager.record(None)
-    manager.record(tmp_path / "late")
+    with pytest.raises(kv.FailedPrecondition, match="the manager was used before, and its log goes on"):
+        manager.record(tmp_path / "late")
     work(manager)
-    with pytest.raises(kv.FailedPrecondition, match="the manager was used before"):
-        manager.record(None)
+    manager.record(None)
+    whole = cache()
+    whole.record(tmp_path / "whole")
+    work(whole)
+    work(whole)
+    whole.record(None)
+    log = (tmp_path / "log").read_bytes()
+    assert log == (tmp_path / "whole").read_bytes()  # as if nothing had been asked
+    for path in (tmp_path / "late", tmp_path / "log"):
+        with pytest.raises(kv.FailedPrecondition, match="the manager was used before"):
+            manager.record(path)
+    assert (tmp_path / "log").read_bytes() == log and not (tmp_path / "late").exists()
+    work(manager)
+    manager.record(None)  # nothing is recorded
+
+
+def test_a_child_of_fork_writes_nothing_to_the_log_of_its_parent(tmp_path):
+    child = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from test_op_log import *
+manager = cache()
+manager.record(sys.argv[2])
+work(manager)
+size = os.path.getsize(sys.argv[2])
+for way in ("end", "drop"):
+    pid = os.fork()
+    if pid == 0:
+        work(manager)
+        try:
+            if way == "end":
+                manager.record(None)
+                os._exit(1)
+            del manager
+        except kv.Unavailable as error:
+            if "a child of it" not in str(error):
+                os._exit(2)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.path.getsize(sys.argv[2]) == size
+work(manager)
+manager.record(None)
+"""
+    for path, run in (("forked", child), ("alone", child.replace('("end", "drop")', "()"))):
+        ran = subprocess.run([sys.executable, "-c", run, str(pathlib.Path(__file__).parent), str(tmp_path / path)],
+                             capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (tmp_path / "forked").read_bytes() == (tmp_path / "alone").read_bytes()
 
 
 def test_a_log_that_cannot_be_written_is_said_at_its_end_and_changes_no_answer(tmp_path):

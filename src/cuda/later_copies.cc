@@ -195,12 +195,19 @@ Result<CopyTicket> LaterCopies::submit(std::span<const CopyRun> runs, CopyDirect
     const Result<void*> gate = take_event();
     if (!gate) return gate.error();
     ticket.gate = *gate;
-    const Status recorded = device_->run(
-        "to record an event in the caller's stream",
-        [&](const DriverCalls& calls) { return calls.event_record(ticket.gate, stream); });
-    if (!recorded.ok()) {
-      drop_event(ticket.gate);
-      return recorded;
+    bool is_refused = false;
+    const Status recorded =
+        device_->run("to record an event in the caller's stream", [&](const DriverCalls& calls) {
+          const DriverResult error = calls.event_record(ticket.gate, stream);
+          is_refused = is_of_capture(error);
+          return is_refused ? 0 : error;
+        });
+    if (!recorded.ok() || is_refused) drop_event(ticket.gate);
+    KVFOLIO_RETURN_IF_ERROR(recorded);
+    if (is_refused) {
+      return Status(ErrorCode::kFailedPrecondition,
+                    "a capture of the stream began: copies cannot come behind it; nothing was "
+                    "begun");
     }
   }
   ticket.number = ++last_number_;

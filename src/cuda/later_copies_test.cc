@@ -182,6 +182,11 @@ TEST(CudaLaterCopies, AStreamThatIsBeingCapturedIsRefusedAndDrawsNoStreamIntoIts
     w.fake.always.clear();
     EXPECT_TRUE(w.arrives(*w.submit(w.in(w.pinned.data()), CopyDirection::kIn)));
     w.fake.capture.streams.clear();
+    w.fake.always["cuEventRecord"] = 906;  // a capture that began since the question
+    const auto refused = w.submit(w.in(w.pinned.data()), CopyDirection::kIn, engine.handle());
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+    w.fake.always.clear();
     EXPECT_TRUE(w.arrives(*w.submit(w.in(w.pinned.data()), CopyDirection::kIn, engine.handle())));
   }
 }

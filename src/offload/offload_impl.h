@@ -91,7 +91,7 @@ class Offload::Impl {
   using Arriving = Requests::Arriving;
   using Op = TierAsked;
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
-  enum class Written : std::uint8_t { kYes, kLater, kDamaged, kFailed };
+  enum class Written : std::uint8_t { kYes, kLater, kNotNow, kDamaged, kFailed };
   // A block on its way to the arena, in memory that copies later. The hold keeps it as it is.
   struct Storing {
     CopyTicket ticket{};
@@ -124,10 +124,11 @@ class Offload::Impl {
   void note_held() noexcept;
   [[nodiscard]] bool has_room_to_drain() const;
   bool store_unnamed();
-  [[nodiscard]] bool is_held(const FindableBlock& block) const noexcept {
-    return options_.hold_stores && block.serial > released_;
+  void drop_unnamed();
+  [[nodiscard]] bool first_is_held() const noexcept {
+    return options_.hold_stores && num_released_ == 0;
   }
-  bool store_block(const FindableBlock& block, const BlockNames::Name& name);
+  Begun store_block(const FindableBlock& block, const BlockNames::Name& name);
   bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
   void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
@@ -164,7 +165,7 @@ class Offload::Impl {
   void begin_writing(Request& request);
   [[nodiscard]] bool has_block_to_write(Request& request);
   void write(Request& request);
-  void write_next(Request& request);
+  bool write_next(Request& request);
   void end_writing(Request& request);
   void note_loaded(const TierKey& key);
   void note_damaged(Request& request, const Piece& piece);
@@ -172,7 +173,7 @@ class Offload::Impl {
   Written write_block(Request& request, const Piece& piece, BlockId block, ArenaPin& pin);
 
   // ---- offload_later.cc ----
-  bool begin_store(const FindableBlock& block, const RecordInfo& info, ArenaSlot slot);
+  Begun begin_store(const FindableBlock& block, const RecordInfo& info, ArenaSlot slot);
   void end_stores();
   void end_store(const Storing& one, bool arrived);
   void forget_stores(const Digest* root);
@@ -242,8 +243,8 @@ class Offload::Impl {
   std::vector<SequenceReady> ready_, ready_next_;
   OffloadCounters counters_;
   bool more_findable_ = true;
-  std::uint64_t released_ = 0;         // serials up to this one may be stored, if stores are held
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
+  std::size_t num_released_ = 0;       // of these, the first: may be stored, if stores are held
   std::vector<Storing> storing_;
   // What was loaded, until the manager lists it as findable: tiers have it.
   std::unordered_set<TierKey, TierKeyHash> loaded_;

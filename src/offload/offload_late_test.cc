@@ -301,6 +301,66 @@ TEST(OffloadLate, AManagerThatEndsWhileItsBlocksAreCopiedLeavesNoCopyBehind) {
   }
 }
 
+// A stream that is being captured takes no event, so copies cannot come behind it: that is no
+// failure of memory.
+TEST(OffloadLate, AStoreThatCannotBeginWhileAStreamIsCapturedIsMadeAfterIt) {
+  Late t;
+  t.store(1);
+  t.cache.compute(prompt_of(2, kPrompt));
+  t.memory.is_captured = true;
+  for (int i = 0; i < 20; ++i) t.poll();
+  EXPECT_EQ(t.memory.num_refused, 20u) << "one question in each poll";
+  EXPECT_FALSE(t.offload->idle());
+  EXPECT_TRUE(t.offload->drain(t.now_us).blocks);
+  EXPECT_EQ(t.on_hold(), 0);
+  EXPECT_EQ(t.offload->arena().writing, 0);
+  t.expect_whole();
+  t.memory.is_captured = false;
+  t.end_all();
+  const OffloadCounters& counters = t.offload->counters();
+  EXPECT_EQ(counters.stores, 16u);
+  EXPECT_EQ(counters.stores_dropped + counters.copies_failed, 0u);
+  t.expect_whole();
+}
+
+TEST(OffloadLate, ALoadThatCannotBeginWhileAStreamIsCapturedGoesOnAfterIt) {
+  Late t;
+  t.store(1);
+  t.memory.is_captured = true;
+  const auto open = t.offload->open(prompt_of(1, kPrompt));
+  ASSERT_TRUE(open && open->pending);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(t.poll().empty());
+  EXPECT_GT(t.memory.num_refused, 10u);
+  EXPECT_GT(t.offload->arena().pins, 0) << "its records stay";
+  t.expect_whole();
+  t.memory.is_captured = false;
+  const auto ready = t.wait_for(open->sequence);
+  ASSERT_TRUE(ready);
+  EXPECT_EQ(ready->why, LoadEnd::kLoaded);
+  EXPECT_EQ(ready->cached_tokens, kPrompt - 1);
+  t.cache.check_sequence(open->sequence, prompt_of(1, kPrompt - 1));
+  EXPECT_EQ(t.offload->counters().copies_failed, 0u);
+  t.expect_whole();
+}
+
+TEST(OffloadLate, ALoadWhoseStreamIsCapturedTooLongEndsAtItsDeadline) {
+  Late t;
+  t.store(1);
+  t.memory.is_captured = true;
+  const auto open = t.offload->open(prompt_of(1, kPrompt));
+  ASSERT_TRUE(open && open->pending);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(t.poll().empty());
+  t.now_us += 3'000'000;
+  const auto ready = t.wait_for(open->sequence);
+  ASSERT_TRUE(ready);
+  EXPECT_EQ(ready->why, LoadEnd::kTimeout);
+  EXPECT_EQ(ready->cached_tokens, 0);
+  EXPECT_EQ(t.loading(), 0);
+  EXPECT_EQ(t.offload->counters().copies_failed, 0u);
+  EXPECT_EQ(t.offload->arena().records, 8);
+  t.expect_whole();
+}
+
 TEST(OffloadLate, WithOneTransferOneBlockIsStoredAtATime) {
   Late t(1 << 20, {.max_sequences = 16, .max_transfers = 1});
   t.cache.compute(prompt_of(1, kPrompt));

@@ -33,27 +33,31 @@ bool Offload::Impl::has_room_to_store() const {
          std::ssize(storing_) < manager_.options().max_transfers;
 }
 
-// Returns whether bytes are copied. Requires: the slot is reserved.
-bool Offload::Impl::begin_store(const FindableBlock& block, const RecordInfo& info,
-                                ArenaSlot slot) {
+// kFailedPrecondition is no failure: the open step writes the block, or the engine's stream is
+// being captured. Requires: the slot is reserved.
+Offload::Impl::Begun Offload::Impl::begin_store(const FindableBlock& block, const RecordInfo& info,
+                                                ArenaSlot slot) {
   const std::span<std::byte> record = arena_->fill(slot);
   KVFOLIO_CHECK(std::ssize(record) == record_bytes(block.group));
   const std::int32_t number = block.block.value();
   const auto hold = manager_.hold_blocks(block.group, {&number, 1});
+  bool not_now = !hold && hold.error().code() == ErrorCode::kFailedPrecondition;
   if (hold) {
     const auto ticket = manager_.storage()->submit_read(
         block.group, number, record.subspan(static_cast<std::size_t>(kRecordHeaderBytes)),
         options_.stream);
     if (ticket) {
       storing_.push_back({*ticket, *hold, slot, record, info});
-      return true;
+      return Begun::kYes;
     }
     KVFOLIO_CHECK(manager_.release_hold(*hold).ok());
-    ++counters_.copies_failed;
+    not_now = ticket.error().code() == ErrorCode::kFailedPrecondition;
+    if (!not_now) ++counters_.copies_failed;
   }
-  ++counters_.stores_dropped;
   arena_->abandon(slot);
-  return false;
+  if (not_now) return Begun::kLater;
+  ++counters_.stores_dropped;
+  return Begun::kNo;
 }
 
 void Offload::Impl::end_stores() {

@@ -80,59 +80,71 @@ bool Offload::Impl::has_room_to_drain() const {
 
 // What is held is not waited for; steps in flight may bring more of it.
 void Offload::Impl::note_held() noexcept {
-  if (!unnamed_.empty() && is_held(unnamed_.front())) more_findable_ = manager_.num_steps() > 0;
+  if (!unnamed_.empty() && first_is_held()) more_findable_ = manager_.num_steps() > 0;
 }
 
-// The newest entry is the largest serial, wherever its block lies.
+// What the list gives is written, and comes in front of what it keeps and of what is yet to come.
 void Offload::Impl::release_stores() {
-  const auto& groups = manager_.spec().groups;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (std::int32_t block = 0; block < groups[g].num_blocks; ++block) {
-      const auto serial =
-          manager_.entry_serial(GroupId(static_cast<std::int32_t>(g)), BlockId(block));
-      if (serial) released_ = std::max(released_, *serial);
+  if (!options_.hold_stores) return;
+  std::array<FindableBlock, 64> blocks;
+  std::int32_t taken = 0;
+  do {
+    taken = manager_.take_findable(blocks);
+    for (const FindableBlock& block :
+         std::span(blocks).first(static_cast<std::size_t>(std::max(taken, 0)))) {
+      // A tail waits for the tokens that fill its block.
+      if (block.end % block_size(block.group) == 0) unnamed_.push_back(block);
     }
-  }
+  } while (taken == std::ssize(blocks));
+  num_released_ = unnamed_.size();
   more_findable_ = true;
+}
+
+void Offload::Impl::drop_unnamed() {
+  unnamed_.pop_front();
+  if (num_released_ > 0) --num_released_;
 }
 
 // Blocks that were taken from the manager's list; a long way to a name may take several polls.
 // False: there are more than this poll has steps for, or the first of them is held.
 bool Offload::Impl::store_unnamed() {
-  for (; !unnamed_.empty(); unnamed_.pop_front()) {
+  for (; !unnamed_.empty(); drop_unnamed()) {
     if (!steps_.has_any() || !has_room_to_store()) return false;
     const FindableBlock& block = unnamed_.front();
     // Another entry of the block has a place in the list of its own.
     const auto serial = manager_.entry_serial(block.group, block.block);
     if (!serial || *serial != block.serial) continue;
-    if (is_held(block)) return false;
+    if (first_is_held()) return false;
     const std::int64_t before = names_.num_steps();
     const auto name = names_.name_within(steps_.left(), block.group, block.block);
     steps_.took(names_.num_steps() - before);
     if (!name) continue;
     if (!*name) return false;
-    budget_ -= store_block(block, **name) ? record_bytes(block.group) : kLookBytes;
+    const Begun begun = store_block(block, **name);
+    if (begun == Begun::kLater) return false;  // it stays the first
+    budget_ -= begun == Begun::kYes ? record_bytes(block.group) : kLookBytes;
   }
   return true;
 }
 
-// Returns whether bytes were copied.
-bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Name& name) {
+// Whether bytes are copied; kLater: not in this poll.
+Offload::Impl::Begun Offload::Impl::store_block(const FindableBlock& block,
+                                                const BlockNames::Name& name) {
   KVFOLIO_DCHECK(name.end > 0 && name.end % block_size(block.group) == 0);
   const TierKey key = identity_.key(block.group, name.tokens);
   const bool was_loaded = loaded_.erase(key) > 0;
   if (const ArenaPin there = arena_->find(key)) {
     if (there.uses() == 1) store_to_tiers(key, record_bytes(block.group), true);
-    return false;
+    return Begun::kNo;
   }
   // The arena gave it up since. Where it came from has it: as a new store it would only be in the
   // way of what is not stored yet.
-  if (was_loaded) return false;
+  if (was_loaded) return Begun::kNo;
   const std::int64_t bytes = record_bytes(block.group);
   const auto slot = arena_->reserve(key, bytes);
   if (!slot) {
     ++counters_.stores_dropped;
-    return false;
+    return Begun::kNo;
   }
   RecordInfo info = record_of(block.group, name.end, key);
   info.owner = root_owner(name.root);
@@ -140,13 +152,13 @@ bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Na
   if (!read_block(block, info, arena_->fill(*slot))) {
     ++counters_.stores_dropped;
     arena_->abandon(*slot);
-    return false;
+    return Begun::kNo;
   }
   arena_->seal(*slot);
   if (arena_->publish(*slot)) ++counters_.stores;
   arrived_otherwise(key);
   store_to_tiers(key, bytes, false);
-  return true;
+  return Begun::kYes;
 }
 
 // Makes the record of a block: from memory of the host in one pass.

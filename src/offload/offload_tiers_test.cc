@@ -136,6 +136,32 @@ TEST(Offload, WhatIsHeldIsStoredOnceItIsReleased) {
   EXPECT_EQ(opened(*offload, cache, prompt_of(2, 64), {}, 900'000'000).cached_tokens, 0);
 }
 
+// The host looked at nothing that is not written yet.
+TEST(Offload, AReleaseLetsGoOfNothingThatAStepInFlightWrites) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  OffloadOptions options;
+  options.hold_stores = true;
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers, 1 << 20, options);
+  cache.compute(prompt_of(1, 64));
+  const auto tokens = prompt_of(2, 64);
+  const auto sequence = cache.manager.open(tokens);
+  ASSERT_TRUE(sequence);
+  const Ticket ticket = *cache.manager.begin_step();
+  ASSERT_TRUE(cache.manager.append(sequence->sequence, tokens).ok());
+  ASSERT_TRUE(cache.manager.plan());
+  ASSERT_TRUE(cache.manager.commit(ticket).ok());
+  offload->release_stores();
+  ASSERT_TRUE(cache.manager.complete(ticket).ok());
+  run_to_the_end(*offload);
+  EXPECT_EQ(tier.records.size(), 8u);
+  EXPECT_TRUE(offload->idle());
+  offload->release_stores();
+  run_to_the_end(*offload, 700'000'000);
+  EXPECT_EQ(tier.records.size(), 16u);
+}
+
 TEST(Offload, ComputesWhatWouldTakeLongerToLoad) {
   const auto records = left_by_a_first_process(prompt_of(1, 64));
   for (const bool fast : {false, true}) {

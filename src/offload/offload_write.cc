@@ -82,42 +82,56 @@ bool Offload::Impl::has_block_to_write(Request& request) {
 
 // As much as the poll has bytes and steps left for.
 void Offload::Impl::write(Request& request) {
-  while (budget_ > 0 && steps_.has_any() && has_block_to_write(request)) write_next(request);
+  while (budget_ > 0 && steps_.has_any() && has_block_to_write(request)) {
+    if (!write_next(request)) return;
+  }
 }
 
-// A block behind one that failed is not written.
-void Offload::Impl::write_next(Request& request) {
+// A block behind one that failed is not written. False: memory begins no copy now, and the block
+// stays the next one, with its record.
+bool Offload::Impl::write_next(Request& request) {
   steps_.took(1);
   KVFOLIO_CHECK(request.done < request.todo.size());
   const auto& [logical, block] = request.todo[request.done++];
   const GroupId group(request.group);
   const std::int32_t begin = logical * block_size(group);
-  if (begin >= request.good) return;
+  if (begin >= request.good) return true;
   budget_ -= record_bytes(group);
   ArenaPin pin;
   Piece piece{group, logical, {}};
   if (requests_.has_hash(request, group, logical)) {
     piece = requests_.piece_of(request, group, logical);
-    pin = arena_->find(piece.key);
+    pin = arena_->hold(piece.key);
   }
   if (!pin) {
     request.good = begin;
-    return;
+    return true;
   }
-  requests_.release(request, requests_.end_of(piece), pin);
-  if (pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
-  switch (write_block(request, piece, block, pin)) {
+  const Written written = write_block(request, piece, block, pin);
+  if (written == Written::kNotNow) {
+    --request.done;
+    budget_ += record_bytes(group);
+    return false;
+  }
+  const ArenaPin used = arena_->find(piece.key);  // each record once, however often it was tried
+  requests_.release(request, requests_.end_of(piece), used);
+  if (used.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
+  switch (written) {
     case Written::kYes:
-      return note_loaded(piece.key);
+      note_loaded(piece.key);
+      break;
     case Written::kLater:
-      return;
+    case Written::kNotNow:
+      break;
     case Written::kDamaged:
-      return note_damaged(request, piece);
+      note_damaged(request, piece);
+      break;
     case Written::kFailed:  // memory that failed once is not trusted with the rest of the load
       ++counters_.copies_failed;
       if (!mutant(Mutant::kFailedWriteFindable)) request.good = 0;
-      return;
+      break;
   }
+  return true;
 }
 
 // Where the image of a block lies, in the order of the image. Valid until the next call.
@@ -160,7 +174,10 @@ Offload::Impl::Written Offload::Impl::write_block(Request& request, const Piece&
     if (storage.copies_later()) {
       const auto ticket =
           storage.submit_write(piece.group, block.value(), payload, options_.stream);
-      if (!ticket) return Written::kFailed;
+      if (!ticket) {
+        const bool not_now = ticket.error().code() == ErrorCode::kFailedPrecondition;
+        return not_now ? Written::kNotNow : Written::kFailed;
+      }
       request.copying.push_back({*ticket, piece, std::move(pin)});
       return Written::kLater;
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvfolio/storage.h"
+#include "storage/late_memory.h"
 #include "storage/test_rows.h"
 
 namespace kvfolio {
@@ -119,6 +120,28 @@ TEST(FailingMemory, WhatIsSubmittedIsCopiedAtOnceUnlessTheResourceCopiesLater) {
   EXPECT_EQ(s.from.submit_read(GroupId(0), block, image).error().code(), ErrorCode::kUnavailable);
   EXPECT_EQ(s.from.submit_read(GroupId(0), 40, image).error().code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(s.to.submit_write(GroupId(0), block, {}).error().code(), ErrorCode::kInvalidArgument);
+}
+
+// The one error after which the same call may be made again.
+TEST(FailingMemory, ACopyThatCannotBeginNowIsNotSaidToHaveFailed) {
+  test::LateMemory memory;
+  KVStorage storage = *KVStorage::create({.groups = {{.num_layers = 1,
+                                                      .num_kv_heads = 1,
+                                                      .head_dim_k = 8,
+                                                      .head_dim_v = 8,
+                                                      .block_size = 16,
+                                                      .num_blocks = 2}}},
+                                         &memory);
+  std::vector<std::byte> image(static_cast<std::size_t>(storage.block_image_bytes(GroupId(0))));
+  memory.is_captured = true;
+  const Status read = storage.submit_read(GroupId(0), 1, image).error();
+  EXPECT_EQ(read.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(read.message(), testing::HasSubstr("submit_read: the stream is being captured"));
+  EXPECT_EQ(storage.submit_write(GroupId(0), 1, image).error().code(),
+            ErrorCode::kFailedPrecondition);
+  memory.is_captured = false;
+  memory.fails_permille = 1000;
+  EXPECT_EQ(storage.submit_read(GroupId(0), 1, image).error().code(), ErrorCode::kUnavailable);
 }
 
 }  // namespace

@@ -199,7 +199,7 @@ Result<CopyTicket> KVStorage::submit_read(GroupId group, std::int32_t block,
                    runs.push_back({image.data() + offset, memory, bytes});
                  });
   Result<CopyTicket> ticket = resource_->submit(runs, CopyDirection::kOut, stream);
-  if (!ticket) return storage::failed("submit_read", ticket.error());
+  if (!ticket) return storage::not_begun("submit_read", ticket.error());
   return ticket;
 }
 
@@ -212,7 +212,7 @@ Result<CopyTicket> KVStorage::submit_write(GroupId group, std::int32_t block,
                    runs.push_back({memory, image.data() + offset, bytes});
                  });
   Result<CopyTicket> ticket = resource_->submit(runs, CopyDirection::kIn, stream);
-  if (!ticket) return storage::failed("submit_write", ticket.error());
+  if (!ticket) return storage::not_begun("submit_write", ticket.error());
   return ticket;
 }
 

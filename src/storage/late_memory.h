@@ -24,9 +24,12 @@ class LateMemory final : public MemoryResource {
  public:
   explicit LateMemory(std::uint32_t seed = 1) : random_(seed) {}
 
-  unsigned ends_percent = 30;    // of the polls end their ticket, and as many end another one
-  unsigned fails_permille = 0;   // of the tickets; and of the submits
-  std::uint64_t num_failed = 0;  // of both
+  unsigned ends_percent = 30;     // of the polls end their ticket, and as many end another one
+  unsigned fails_permille = 0;    // of the tickets; and of the submits
+  std::uint64_t num_failed = 0;   // of both
+  bool is_captured = false;       // the caller's stream
+  unsigned refused_permille = 0;  // of the submits come while it is
+  std::uint64_t num_refused = 0;
   std::uint64_t num_submitted = 0, num_unknown = 0;
   std::size_t num_left = 0;
   std::size_t most_on_their_way = 0;
@@ -63,6 +66,10 @@ class LateMemory final : public MemoryResource {
 
   [[nodiscard]] bool copies_later() const noexcept override { return true; }
   Result<CopyTicket> submit(std::span<const CopyRun> runs, CopyDirection, void*) noexcept override {
+    if (is_captured || (refused_permille > 0 && random_() % 1000 < refused_permille)) {
+      ++num_refused;
+      return Status(ErrorCode::kFailedPrecondition, "the stream is being captured");
+    }
     if (fails()) return Status(ErrorCode::kUnavailable, "the queue is full");
     for (const CopyRun& run : runs) spoil(run);
     on_their_way_.push_back({++num_submitted, {runs.begin(), runs.end()}, false, false});

@@ -23,6 +23,12 @@ namespace kvfolio::storage {
                        std::string_view(to_string(copied.code())), "): ", copied.message())};
 }
 
+// Of MemoryResource::submit(), which may be called again where it is kFailedPrecondition.
+[[nodiscard]] inline Status not_begun(std::string_view what, const Status& refused) {
+  if (refused.code() != ErrorCode::kFailedPrecondition) return failed(what, refused);
+  return {ErrorCode::kFailedPrecondition, text::concat(what, ": ", refused.message())};
+}
+
 [[nodiscard]] inline Status said(std::string_view what, const Status& copied) {
   return copied.ok() || mutant(Mutant::kCopyFailureIgnored) ? Status() : failed(what, copied);
 }

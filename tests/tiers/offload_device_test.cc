@@ -194,6 +194,44 @@ TEST(OffloadDevice, AnArenaInPinnedMemoryIsTheStagingOfItsCopies) {
   }
 }
 
+// The engine captures its step in a blocking stream: the legacy stream, behind which copies come
+// without OffloadOptions::stream, takes no event then.
+TEST(OffloadDevice, WhatCannotBeCopiedWhileTheEngineCapturesIsCopiedAfterIt) {
+  for (const bool names_stream : {false, true}) {
+    Card card(1);
+    const ManagerOptions manager_options{.max_sequences = 16, .max_transfers = 8};
+    test::Cache cache(test::full(40), manager_options, card.memory.get());
+    void* const stream = names_stream ? card.engine.handle() : nullptr;
+    auto offload =
+        test::offload_of(cache, {}, 1 << 20, {.resource = card.pinned.get(), .stream = stream});
+    const std::vector<std::int32_t> prompt = test::prompt_of(1, 64);
+    cache.compute(prompt);
+    card.fake.capture.streams = {stream};
+    for (int i = 0; i < 50; ++i) offload->poll(1'000'000);
+    EXPECT_FALSE(offload->idle());
+    EXPECT_EQ(offload->counters().stores, 0u);
+    card.fake.capture.streams.clear();
+    for (int i = 0; i < 500; ++i) offload->poll(1'000'000);
+    EXPECT_EQ(offload->counters().stores, 8u);
+    test::evict_all(cache);
+    card.fake.capture.streams = {stream};
+    const auto open = offload->open(prompt);
+    ASSERT_TRUE(open && open->pending);
+    for (int i = 0; i < 50; ++i) EXPECT_TRUE(offload->poll(1'000'000).empty());
+    card.fake.capture.streams.clear();
+    std::int32_t cached_tokens = 0;
+    for (int i = 0; i < 500; ++i) {
+      for (const SequenceReady& one : offload->poll(1'000'000)) cached_tokens = one.cached_tokens;
+    }
+    EXPECT_EQ(cached_tokens, 63);
+    cache.check_sequence(open->sequence, std::span(prompt).first(63));
+    EXPECT_EQ(card.fake.capture.broken, 0);
+    const OffloadCounters& counters = offload->counters();
+    EXPECT_EQ(counters.copies_failed + counters.stores_dropped, 0u);
+    EXPECT_TRUE(offload->check_invariants().ok());
+  }
+}
+
 TEST(OffloadDevice, AContextThatDiesEndsWhatIsOnItsWayAndNothingOfItIsFindable) {
   Card card(1);
   const ManagerOptions manager_options{.max_sequences = 16, .max_transfers = 8};

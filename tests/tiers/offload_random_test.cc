@@ -53,7 +53,7 @@ class FrailMemory final : public MemoryResource {
 struct Totals {
   OffloadCounters counters;
   std::uint64_t ready = 0, forgotten = 0, restarts = 0, in_flight = 0, damaged = 0;
-  std::uint64_t copied_late = 0, copies_failed = 0;
+  std::uint64_t copied_late = 0, copies_failed = 0, copies_refused = 0;
 
   void add(const OffloadCounters& more) {
     counters.stores += more.stores;
@@ -204,6 +204,7 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
     LateMemory late(seed);
     late.ends_percent = 20 + seed % 60;
     late.fails_permille = seed % 8 == 0 ? 0 : 10;
+    late.refused_permille = seed % 12 == 0 ? 0 : 100;
     const bool is_late = seed % 4 == 0;
     Storm run(seed, specs[seed % 3], is_late ? &late : nullptr);
     for (std::uint64_t op = 0; op < kOpsPerRun && !HasFailure(); ++op) run.step();
@@ -213,6 +214,7 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
     EXPECT_EQ(late.on_their_way() + late.num_unknown, 0u);
     totals.copied_late += late.num_submitted;
     totals.copies_failed += late.num_failed;
+    totals.copies_refused += late.num_refused;
     left -= std::min(left, kOpsPerRun);
   }
   const OffloadCounters& c = totals.counters;
@@ -220,7 +222,7 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
       "[offload] seeds %u to %u: %llu requests, %llu ready, %llu loads, %llu from tiers, "
       "%llu records damaged there and %llu in the arena, %llu late, %llu cancelled, "
       "%llu stores, %llu to tiers, %llu forgets, %llu restarts, %llu polls in a step, "
-      "%llu copies that came late, %llu that failed\n",
+      "%llu copies that came late, %llu that failed, %llu that were refused for a capture\n",
       first, seed - 1, static_cast<unsigned long long>(c.requests),
       static_cast<unsigned long long>(totals.ready), static_cast<unsigned long long>(c.loads),
       static_cast<unsigned long long>(c.tier_loads),
@@ -233,7 +235,8 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
       static_cast<unsigned long long>(totals.restarts),
       static_cast<unsigned long long>(totals.in_flight),
       static_cast<unsigned long long>(totals.copied_late),
-      static_cast<unsigned long long>(totals.copies_failed));
+      static_cast<unsigned long long>(totals.copies_failed),
+      static_cast<unsigned long long>(totals.copies_refused));
   if (operations < 600'000) return;
   EXPECT_GT(c.loads, 300u);
   EXPECT_GT(c.tier_loads, 100u);
@@ -244,6 +247,7 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
   EXPECT_GT(totals.restarts, 3u);
   EXPECT_GT(totals.copied_late, 300u);
   EXPECT_GT(totals.copies_failed, 3u);
+  EXPECT_GT(totals.copies_refused, 100u);
 }
 
 }  // namespace

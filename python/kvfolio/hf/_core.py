@@ -419,6 +419,7 @@ class Core:
         """Gives a row's leading tokens these ids, where they have none."""
         if len(ids) > row.num_named:
             tokens = ids[row.num_named :].numpy().astype(np.int32)
+            self.pool.note(self.namespace)
             self.pool.manager.set_tokens(row.sequence, tokens)
             row.num_named = len(ids)
 

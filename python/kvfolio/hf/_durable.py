@@ -106,8 +106,8 @@ class Names:
 
 
 class Unchecked:
-    """Models whose keys are not stored yet, as each was when its caches were made, until its weights were looked at
-    again. They are kept alive: what is not there can be named no more."""
+    """Models whose keys were named and not stored yet, as each was when its caches were made, until its weights were
+    looked at again. They are kept alive: what is not there can be named no more. Under the lock of the pool."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -123,18 +123,21 @@ class Unchecked:
         return all(self._names.is_given(made_of) for _, made_of, _ in self._states.values())
 
     def check(self) -> list[kvfolio.RootKey]:
-        """Forgets them all. Returns the roots of what cannot be known any more, since the model was changed since: an
-        earlier write may have left no trace. RuntimeError for a model that such a write changed."""
-        states, self._states = self._states, {}
+        """Returns the roots of what cannot be known any more, since the model was changed since: an earlier write may
+        have left no trace. RuntimeError for a model that such a write changed. Forgets none of them, so that a check
+        that is interrupted is made again: clear() comes when what was found has been acted on."""
         lost: list[kvfolio.RootKey] = []
         digests: dict[int, str] = {}
-        for model, made_of, roots in states.values():
+        for model, made_of, roots in self._states.values():
             if self._names.have_weights(model, made_of, digests):
                 continue
             if fingerprint(known_of(model, lasting=True)).digest == made_of.digest:
                 raise RuntimeError(UNSEEN)
             lost += roots
         return lost
+
+    def clear(self) -> None:
+        self._states = {}
 
 
 def tiers_module() -> Any:

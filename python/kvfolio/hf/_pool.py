@@ -340,12 +340,19 @@ class Pool:
         RuntimeError, as save() does, for weights that were written to unseen: then tiers get nothing more, and this
         pool finds nothing of before.
         """
-        if self._offload is None or self._offload.closed:
+        if self._offload is None:
             return None
+        assert self._unchecked is not None
         with self.locked():
-            self._check_weights(self._offload)
-            left: OffloadLeft = self._offload.close(timeout)
-        return left
+            try:
+                if self._offload.closed:
+                    return None
+                self._check_weights(self._offload)
+                left: OffloadLeft = self._offload.close(timeout)
+                return left
+            finally:
+                if self._offload.closed:
+                    self._unchecked.clear()  # nothing waits for a look any more: the models may go
 
     def _num_unchecked(self) -> int:
         """Blocks that wait for a look at the weights, and those that were evicted before it came."""
@@ -360,13 +367,12 @@ class Pool:
         except Exception:
             offload.reset()
             offload.close(0.0)
+            self._unchecked.clear()
             raise
-        # These may compute more.
-        for reference in list(self._cores.values()):
-            if (core := reference()) is not None:
-                self._note(core.namespace)
-        self._checked_blocks = int(self.manager.counters.blocks_published)
+        # An interrupt that comes before this line finds all as it was; behind it, what is held was looked at.
+        self._unchecked.clear()
         offload.release_stores()
+        self._checked_blocks = int(self.manager.counters.blocks_published)
 
     def _look_at_weights(self, offload: Offload) -> None:
         """Before what waits is a quarter of the blocks, some of which may be evicted then."""
@@ -375,7 +381,11 @@ class Pool:
         if new > 0 and (4 * new >= self.num_blocks or self._unchecked.costs_nothing()):
             self._check_weights(offload)
 
-    def _note(self, namespace: Namespace) -> None:
+    def note(self, namespace: Namespace) -> None:
+        """A cache of this namespace is about to name what it computed. Under the lock, so that no look at the weights
+        is under way: it would take this for seen."""
+        if self._offload is None or self._offload.closed:
+            return
         model = None if namespace.model is None else namespace.model()
         if self._unchecked is not None and model is not None and namespace.made_of is not None:
             self._unchecked.add(model, namespace.made_of, namespace.root)
@@ -419,11 +429,16 @@ class Pool:
         if self._offload is None or self._offload.closed:
             opened = self.manager.open(tokens, root=root, late_names=True, look_up=look_up)
             return opened[0], opened[1]
-        sequence, found, pending = self._offload.open(tokens, root=root, late_names=True, look_up=look_up)
-        while pending:
-            for ready in self._offload.wait():
-                if ready.sequence == sequence:
-                    found, pending = ready.cached_tokens, False
+        before = int(self.manager.counters.blocks_published)
+        try:
+            sequence, found, pending = self._offload.open(tokens, root=root, late_names=True, look_up=look_up)
+            while pending:
+                for ready in self._offload.wait():
+                    if ready.sequence == sequence:
+                        found, pending = ready.cached_tokens, False
+        finally:
+            # Tiers have these, so no look at the weights is needed for them.
+            self._checked_blocks += int(self.manager.counters.blocks_published) - before
         return sequence, found
 
     def locked(self) -> threading.RLock:
@@ -455,9 +470,8 @@ class Pool:
         """Returns a number for remove()."""
         number = next(self._numbers)
         self._look_for_gone()
-        if self._offload is not None and not self._offload.closed:
-            self._note(core.namespace)
-        self._cores[number] = weakref.ref(core)
+        with self.lock:
+            self._cores[number] = weakref.ref(core)
         return number
 
     def remove(self, number: int) -> None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 
 import models
 import pytest
@@ -23,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import kvfolio
 from kvfolio import hf, tiers
-from kvfolio.hf import _code
+from kvfolio.hf import _code, _durable
 
 ALL = 29  # tokens of a prompt of 30 that can be found
 BLOCKS = dict(blocks=64, block_size=16)
@@ -737,15 +738,14 @@ def test_a_quarter_of_the_blocks_waits_for_no_close(tmp_path):
     model = made("llama")
     with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
         pool = pool_for(model, **BLOCKS, tiers=[disk])
-        for seed in range(12):
+        for seed in range(10):  # of three blocks, a partial one with them: the sixth is looked at
             warm(model, pool, models.prompt(40, seed))
-        polled(pool)
-        assert 16 <= disk.stats().stored < 24
+        assert pool.offload.drain(60) == (False, 0, 0, 0) and disk.stats().stored == 12
         model.get_decoder().layers[1].mlp.up_proj.weight.data.view(-1)[1::2].mul_(1.5)
         with pytest.raises(RuntimeError, match="leaves no trace"):
-            for seed in range(12, 24):
+            for seed in range(10, 24):
                 warm(model, pool, models.prompt(40, seed))
-        assert disk.stats().stored < 24 and pool.offload.closed
+        assert disk.stats().stored == 12 and pool.offload.closed
 
 
 def test_weights_that_the_caller_names_are_not_waited_for(tmp_path):
@@ -754,8 +754,7 @@ def test_weights_that_the_caller_names_are_not_waited_for(tmp_path):
         pool = pool_for(model, **BLOCKS, tiers=[disk], weights="revision 7")
         warm(model, pool, models.prompt(40))
         warm(model, pool, models.prompt(40, 1))
-        polled(pool)
-        assert disk.stats().stored >= 2
+        assert pool.offload.drain(60) == (False, 0, 0, 0) and disk.stats().stored >= 2
 
 
 def test_what_a_changed_model_computed_before_is_not_stored(tmp_path):
@@ -785,6 +784,165 @@ def test_each_model_of_a_pool_is_looked_at(tmp_path):
         with pytest.raises(RuntimeError, match="leaves no trace"):
             pool.close()
         assert disk.stats().stored == 0
+
+
+def up_proj(model) -> torch.nn.Parameter:
+    return model.get_decoder().layers[1].mlp.up_proj.weight
+
+
+def write_unseen(model) -> None:
+    up_proj(model).data.view(-1)[1::2].mul_(1.5)
+
+
+def meanwhile(monkeypatch, act) -> list[torch.nn.Module]:
+    """Calls act(model) in each digest of weights from now on. Returns the models of those that ended, a list that grows."""
+    real, ended = _durable.weights_digest, []
+
+    def digest(model):
+        act(model)
+        digest = real(model)
+        ended.append(model)
+        return digest
+
+    monkeypatch.setattr(_durable, "weights_digest", digest)
+    return ended
+
+
+def test_a_look_at_the_weights_that_was_interrupted_is_taken_again(tmp_path, monkeypatch):
+    model = made("llama")
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        write_unseen(model)
+        warm(model, pool, models.prompt(40))
+
+        def interrupt(model):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as during:
+            meanwhile(during, interrupt)
+            for look in (pool.poll, pool.close):
+                with pytest.raises(KeyboardInterrupt):
+                    look()
+                polled(pool)
+        assert not pool.offload.closed
+        with pytest.raises(RuntimeError, match="leaves no trace"):
+            pool.poll()
+        assert disk.stats().stored == 0
+
+
+def test_an_interrupt_before_lost_prompts_are_forgotten_stores_none_of_them(tmp_path):
+    model = made("llama")
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        write_unseen(model)
+        warm(model, pool, models.prompt(40))
+        up_proj(model).mul_(2)
+        real = pool._offload
+
+        class Interrupted:
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def forget(self, root):
+                raise KeyboardInterrupt
+
+        pool._offload = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            pool.poll()
+        pool._offload = real
+        pool.poll()
+        assert not pool.close()
+        assert disk.stats().stored == 0
+
+
+def test_what_was_looked_at_stays_when_its_model_changes_under_an_open_cache(tmp_path):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        with hf.PagedCache(model, pool, prompt_ids=ids) as idle:
+            generate(model, ids, idle, max_new_tokens=1)
+            pool.poll()
+            up_proj(model).mul_(2)
+            warm(model, pool, models.prompt(40, 1))
+            pool.poll()
+            up_proj(model).div_(2)  # the bytes of before
+            assert hits(model, pool, ids) == 32
+        assert not pool.close()
+        again = pool_for(model, **BLOCKS, tiers=[disk])
+        assert hits(model, again, ids) == 32
+        again.close()
+
+
+@pytest.mark.parametrize("made_first", [True, False])
+def test_what_a_cache_computes_behind_a_look_waits_for_the_next(tmp_path, monkeypatch, made_first):
+    """It was made before the look, or by another thread during it."""
+    model = made("llama")
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        caches = [hf.PagedCache(model, pool)] if made_first else []
+        warm(model, pool, models.prompt(40))
+        thread = threading.Thread(target=lambda: caches.append(hf.PagedCache(model, pool)))
+
+        def during(model):
+            if not made_first:
+                thread.start()
+                thread.join(0.5)  # it may wait for the look to end
+
+        with monkeypatch.context() as patched:
+            meanwhile(patched, during)
+            pool.poll()
+        if not made_first:
+            thread.join()
+        with caches[0] as cache:
+            ids = models.prompt(40, 1)
+            generate(model, ids, cache, max_new_tokens=1)
+            cache.publish(ids)
+        assert pool.offload.drain(60) == (False, 0, 0, 0) and disk.stats().stored == 2
+        write_unseen(model)
+        with pytest.raises(RuntimeError, match="leaves no trace"):
+            pool.poll()
+        assert disk.stats().stored == 2
+
+
+@pytest.mark.parametrize("end", ["close", "refused", "closed below"])
+def test_a_pool_that_was_closed_keeps_no_model_alive(tmp_path, end):
+    model, ids = made("llama"), models.prompt(40)
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+            generate(model, ids, cache, max_new_tokens=1)
+            if end == "refused":
+                write_unseen(model)
+                with pytest.raises(RuntimeError, match="leaves no trace"):
+                    pool.poll()
+            elif end == "closed below":
+                pool.offload.close(0.0)
+            if end != "refused":
+                pool.close()
+        gone = weakref.ref(model)
+        del model, cache
+        gc.collect()
+        assert gone() is None and pool.num_held == 0
+
+
+def test_what_tiers_bring_back_needs_no_look_at_the_weights(tmp_path, monkeypatch):
+    """Twelve prompts of two blocks each are more than a quarter of the blocks, and their twelve ends are less."""
+    model = made("llama")
+    with tiers.DiskTier(tmp_path / "tier", bytes=64 << 20) as disk:
+        pool = pool_for(model, **BLOCKS, tiers=[disk])
+        for seed in range(12):
+            warm(model, pool, models.prompt(40, seed))
+        assert not pool.close()
+        stored = disk.stats().stored
+        assert stored == 24
+        again = pool_for(model, **BLOCKS, tiers=[disk])
+        digests = meanwhile(monkeypatch, lambda model: None)
+        for seed in range(12):
+            assert hits(model, again, models.prompt(40, seed)) == 32
+        assert not digests
+        again.poll()
+        assert digests == [model]  # of the ends
+        assert not again.close() and disk.stats().stored == stored
 
 
 def test_a_pool_whose_model_is_gone_is_closed(tmp_path):
