@@ -215,6 +215,9 @@ KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttenti
 // (DevicePlanArrays::counts); null: the arrays have max_sequences, the last ones without rows.
 // What no host has checked: a batch over the capacity makes an empty plan, whose rows are not
 // written, and is reported (Fault: the first such sequence; max_sequences: all of them together).
+// attend() behind an empty plan reads the lengths of one sequence within the capacity, and a row of
+// q that it names. If no sequence of the batch is within it, those of sequence 0 are read as they
+// are, and may name any place: then read the fault before attend() is started.
 // kFailedPrecondition: the plan is not padded.
 KVFOLIO_API Status plan_on_device(Kernels& kernels, const DeviceAttention& call,
                                   const AttendPlan& plan, std::byte* image, std::byte* workspace,

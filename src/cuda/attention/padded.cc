@@ -174,9 +174,10 @@ std::vector<std::byte> padded_image(const WorkPlan& work, const BatchLengths& le
     put(image.data(), i, i < work.items.size() ? work.items[i] : none);
   }
   std::byte* const groups = image.data() + count(room.items) * sizeof(Item);
-  for (std::size_t i = 0; i <= count(room.groups); ++i) {
+  for (std::size_t i = 0; i < count(room.groups); ++i) {
     put(groups, i, i < work.groups.size() ? work.groups[i] : empty_group());
   }
+  put(groups, count(room.groups), group_of_empty_items());
   return image;
 }
 
