@@ -179,8 +179,9 @@ class KVFOLIO_API AttendPlan {
   // All 0, but for max_queries, where the plan is not padded.
   [[nodiscard]] AttendCapacity capacity() const noexcept;
   // Whether a graph that captured attend() with this padded plan serves the batch, for a replay
-  // whose plan is made on the device: only lengths are looked at. kInvalidArgument: more than the
-  // capacity, with both numbers. kFailedPrecondition: the plan is not padded.
+  // whose plan is made on the device: only lengths are looked at, in the block table of the stride
+  // that was planned with. kInvalidArgument: more than the capacity, with both numbers.
+  // kFailedPrecondition: the plan is not padded.
   [[nodiscard]] Status check(const AttentionBatch& batch) const;
 
   // For the sources of this library.
@@ -203,8 +204,10 @@ KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttenti
 // call's shapes, strides and parameters, so one captured attend() serves every batch within the
 // capacity whose plan was uploaded to the same place. Rows have the bits of the other plan. Arrays
 // of lengths in device memory, the block table, q and out have room for the capacity; where the
-// batch has no rows, the first two entries of query_start are 0. kInvalidArgument, with both
-// numbers: the batch is larger than the capacity.
+// batch has no rows, the first two entries of query_start are 0. A batch of no sequences has trims
+// if both arrays of them are given. kInvalidArgument, with both numbers: the batch is larger than
+// the capacity, a row of the block table holds less than max_sequence_tokens, the image would have
+// more than 4 GiB.
 KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call,
                                            const AttendCapacity& capacity);
 // Makes the image of a padded plan on the device by one kernel, from the lengths that lie there
@@ -227,6 +230,7 @@ KVFOLIO_API Status plan_on_device(Kernels& kernels, const DeviceAttention& call,
 KVFOLIO_API Status plan_fault(const AttendPlan& plan, unsigned long long fault);
 // Through `pinned`, pinned memory of at least image().size() bytes that is not written again before
 // the stream has passed, to `image`; and zeroes zeroed_bytes() of `workspace`.
+// kFailedPrecondition: the stream is being captured: plans are uploaded in front of a graph.
 KVFOLIO_API Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,
                           std::byte* image, std::byte* workspace, void* stream);
 // Copies what lies in pinned memory to device memory, in the order of the stream: the lengths of a
@@ -237,7 +241,8 @@ KVFOLIO_API Status upload(Kernels& kernels, std::span<const std::byte> pinned, s
 // other shapes, strides or parameters than the plan's: scale, soft_cap, causal, rule, and whether
 // there are slopes, sink logits and trims. Each layer may have slopes and logits of its own.
 // Lengths are those of the plan: only their number is looked at, which for a padded plan is at most
-// that of its capacity.
+// that of its capacity; q and out of such a plan are checked where the batch has no rows, too, and a
+// batch of no sequences may come without trims, but where it is captured.
 KVFOLIO_API Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
                           const std::byte* image, std::byte* workspace, void* stream);
 
