@@ -44,8 +44,9 @@
 namespace kvfolio::cuda {
 
 // Another one where a kernel may write other bits than before: part of the name of what is computed
-// with them (ModelIdentity::engine).
-inline constexpr std::int32_t kKernelRevision = 1;
+// with them (ModelIdentity::engine). 2: head_dim 256 went from cuda-general to cuda-node on cards of
+// compute capability 9.0, under the same engine; the two have other bits.
+inline constexpr std::int32_t kKernelRevision = 2;
 
 struct KernelOptions {
   // Some hundred nanoseconds for each pointer of a call. Off: a wrong one ends the context.

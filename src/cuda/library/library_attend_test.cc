@@ -837,6 +837,28 @@ TEST(CudaAttendCards, EachTakesItsImagesAndTheKernelsThatItHasRoomFor) {
   }
 }
 
+// Of choose_kernels() alone: the images of this test have head_dim 64.
+TEST(CudaAttendCards, HeadDim256IsSaidToBeLeftOutWhereCudaGeneralTakesIt) {
+  AttentionCall call;
+  call.cache.element = call.q_element = Element::kBF16;
+  call.cache.dim_k = call.cache.dim_v = 256;
+  const SharedMemory shared = {.of_block = 101376, .of_sm = 102400, .kept_of_block = 1024};
+  const auto left_out = [&](KernelSet set) {
+    return choose_kernels(call, set, shared, 132, "a card").left_out;
+  };
+  const std::vector<std::string> said = {
+      "cuda-node of bf16, head_dim 256, is compiled for compute capability 9.0 alone"};
+  EXPECT_EQ(left_out(KernelSet::kSm80), said);
+  call.q_element = Element::kF32;  // cuda-general's on every card
+  EXPECT_TRUE(left_out(KernelSet::kSm80).empty());
+  call.cache.element = Element::kInt8;
+  EXPECT_TRUE(left_out(KernelSet::kSm80).empty());
+  call.q_element = Element::kF16;
+  EXPECT_EQ(left_out(KernelSet::kSm80).size(), 1u);
+  call.cache.dim_v = 128;
+  EXPECT_TRUE(left_out(KernelSet::kSm80).empty());
+}
+
 TEST(CudaAttendCards, TheKernelThatIsAskedForStartsWhereTheCardHasItAndIsNamed) {
   const PlayedCard cards[] = {
       {8, 0, "cuda-sm80-tiles: cuda-prefill, cuda-node, cuda-merge"},
