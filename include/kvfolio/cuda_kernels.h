@@ -44,8 +44,8 @@
 namespace kvfolio::cuda {
 
 // Another one where a kernel may write other bits than before: part of the name of what is computed
-// with them (ModelIdentity::engine). 2: head_dim 256 went from cuda-general to cuda-node on cards of
-// compute capability 9.0, under the same engine; the two have other bits.
+// with them (ModelIdentity::engine). 2: head_dim 256 went from cuda-general to cuda-node on cards
+// of compute capability 9.0, under the same engine; the two have other bits.
 inline constexpr std::int32_t kKernelRevision = 2;
 
 struct KernelOptions {
@@ -242,8 +242,8 @@ KVFOLIO_API Status upload(Kernels& kernels, std::span<const std::byte> pinned, s
 // other shapes, strides or parameters than the plan's: scale, soft_cap, causal, rule, and whether
 // there are slopes, sink logits and trims. Each layer may have slopes and logits of its own.
 // Lengths are those of the plan: only their number is looked at, which for a padded plan is at most
-// that of its capacity; q and out of such a plan are checked where the batch has no rows, too, and a
-// batch of no sequences may come without trims, but where it is captured.
+// that of its capacity; q and out of such a plan are checked where the batch has no rows, too, and
+// a batch of no sequences may come without trims, but where it is captured.
 KVFOLIO_API Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
                           const std::byte* image, std::byte* workspace, void* stream);
 

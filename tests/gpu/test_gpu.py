@@ -336,7 +336,8 @@ def test_an_architecture_that_no_result_shows_must_say_so(gpu, tmp_path, monkeyp
     results.mkdir(parents=True)
 
     def write(name, capability, bits="passed", sm80="passed", kernels=now):
-        parts = [{"part": "bits", "state": bits}, {"part": "sm80", "state": sm80}]
+        parts = [{"part": "bits", "state": bits}, {"part": "sm80", "state": sm80},
+                 {"part": "padded", "state": "passed"}]
         (results / f"cuda-attention-{name}.json").write_text(
             json.dumps({"card": {"compute_cap": capability}, "parts": parts, "kernels": kernels}))
 

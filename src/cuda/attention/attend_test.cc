@@ -174,8 +174,8 @@ TEST(CudaAttention, AKernelThatNoDeviceHasShownIsChosenByNameAlone) {
 // A captured graph keeps the block table and its stride: a longer row would be the next one's.
 TEST(CudaAttention, ACapacityThatNoRowOfTheBlockTableHoldsIsRefusedWithBothNumbers) {
   Fixture f;
-  EXPECT_TRUE(plan_attention(f.call, {}, {.max_sequences = 2, .max_sequence_tokens = 80,
-                                          .max_queries = 2}));
+  EXPECT_TRUE(plan_attention(f.call, {},
+                             {.max_sequences = 2, .max_sequence_tokens = 80, .max_queries = 2}));
   const Result<AttentionPlan> plan =
       plan_attention(f.call, {}, {.max_sequences = 2, .max_sequence_tokens = 81, .max_queries = 2});
   ASSERT_FALSE(plan);

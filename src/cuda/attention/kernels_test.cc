@@ -149,7 +149,7 @@ struct Case {
   bool k_beside_v = false;  // other strides of K than of V
   bool v_is_prefix = false;
   int table_tokens = 0;  // that a row of the block table has room for, at least
-  uint32_t seed = 1;  // of the order of blocks
+  uint32_t seed = 1;     // of the order of blocks
   Mask mask = {};
   float soft_cap = 0.0f;
   bool alibi = false;

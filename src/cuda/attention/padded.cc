@@ -21,7 +21,7 @@ using text::concat;
 
 constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;  // of a launch
 constexpr std::int64_t kMostImageBytes = std::int64_t{1} << 32;
-constexpr std::int64_t kMostSegmentsOfBlock = 24;                  // its shared memory
+constexpr std::int64_t kMostSegmentsOfBlock = 24;  // its shared memory
 
 Status check_range(std::string_view name, std::int64_t value, std::int64_t least,
                    std::int64_t most) {
@@ -135,9 +135,10 @@ Result<PaddedRoom> padded_room(const AttendCapacity& capacity, const Mask& mask,
   if (options.stream_blocks > 0) {
     if (stream_room(capacity, mask, options, room)) {
       options.stream_blocks = room.stream_blocks;
-      KVFOLIO_RETURN_IF_ERROR(check_image_bytes(
-          std::int64_t{room.stream_blocks} * room.segments_per_block * std::int64_t{sizeof(Segment)} +
-          std::int64_t{room.states} * std::int64_t{sizeof(std::int32_t)}));
+      KVFOLIO_RETURN_IF_ERROR(
+          check_image_bytes(std::int64_t{room.stream_blocks} * room.segments_per_block *
+                                std::int64_t{sizeof(Segment)} +
+                            std::int64_t{room.states} * std::int64_t{sizeof(std::int32_t)}));
       return room;
     }
     options.stream_blocks = 0;
@@ -145,8 +146,7 @@ Result<PaddedRoom> padded_room(const AttendCapacity& capacity, const Mask& mask,
   const std::int64_t groups_of_sequence =
       ceil_of(std::int64_t{capacity.max_queries} * options.group_size, options.group_rows);
   const std::int64_t groups = groups_of_sequence * capacity.max_sequences;
-  const std::int64_t items =
-      product(groups_of_sequence, units_of_all(capacity, mask, kNodeTokens));
+  const std::int64_t items = product(groups_of_sequence, units_of_all(capacity, mask, kNodeTokens));
   for (const auto& [what, blocks] :
        {std::pair{"items", product(items, options.num_heads)},
         {"rows that are merged", groups * options.num_heads * options.group_rows}}) {

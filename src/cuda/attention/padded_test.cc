@@ -430,8 +430,8 @@ struct Faulty {
 void start_on_faulty_batch(const Faulty& faulty, std::int32_t causal) {
   constexpr int kHeadDim = 64, kGroup = 4, kMostTokens = 2048, kBlock = 16;
   Batch batch;
-  batch.capacity = *checked_capacity(
-      {.max_sequences = 4, .max_sequence_tokens = kMostTokens, .max_queries = 2});
+  batch.capacity =
+      *checked_capacity({.max_sequences = 4, .max_sequence_tokens = kMostTokens, .max_queries = 2});
   batch.options.group_size = kGroup;
   batch.mask.causal = causal;
   batch.room = *padded_room(batch.capacity, batch.mask, batch.options);
@@ -439,10 +439,12 @@ void start_on_faulty_batch(const Faulty& faulty, std::int32_t causal) {
   const Guarded<std::int32_t> start(faulty.start), lens(faulty.lens);
   const Guarded<std::int32_t> table(std::vector<std::int32_t>(4 * kMostTokens / kBlock, 0));
   const std::vector<std::uint16_t> rows(4 * 2 * kGroup * kHeadDim, 0x3f80);
-  const Guarded<std::uint16_t> q(rows), out(rows), cache(std::vector<std::uint16_t>(kBlock * kHeadDim));
+  const Guarded<std::uint16_t> q(rows), out(rows),
+      cache(std::vector<std::uint16_t>(kBlock * kHeadDim));
   const Guarded<std::byte> image(std::vector<std::byte>(batch.image().size()));
   const std::size_t states = index(batch.room.items) * 8;
-  const Guarded<float> sums(std::vector<float>(states * kHeadDim)), totals(std::vector<float>(states * 2));
+  const Guarded<float> sums(std::vector<float>(states * kHeadDim)),
+      totals(std::vector<float>(states * 2));
 
   OnDevice device(batch, true);
   device.num_sequences = faulty.num_sequences;
@@ -501,13 +503,13 @@ void start_on_faulty_batch(const Faulty& faulty, std::int32_t causal) {
 TEST(CudaPaddedPlan, TheKernelsOverAFaultyBatchReadOnlyWhatASequenceWithinTheCapacityHas) {
   constexpr std::int32_t kLow = -900'000'000, kHigh = 0x7fffffff;
   const Faulty batches[] = {
-      {{kLow, 1, 2, 3, 4}, {10, 20, 30, 40}, 4, 1},              // the row of q is none
-      {{0, 1, 2, 3, 4}, {kHigh, 20, 30, 40}, 4, 1},              // the node is one of so many tokens
-      {{0, kHigh, kHigh, 3, 4}, {10, 20, 30, 40}, 4, 3},         // the group has so many rows
+      {{kLow, 1, 2, 3, 4}, {10, 20, 30, 40}, 4, 1},       // the row of q is none
+      {{0, 1, 2, 3, 4}, {kHigh, 20, 30, 40}, 4, 1},       // the node is one of so many tokens
+      {{0, kHigh, kHigh, 3, 4}, {10, 20, 30, 40}, 4, 3},  // the group has so many rows
       {{0, kHigh - 1, kHigh, kHigh, 4}, {10, 20, 30, 40}, 4, 0, false},
-      {{0, 1, 2, 3, 4}, {-1, -1, 30, 40}, 7, 2},                 // another number of sequences
+      {{0, 1, 2, 3, 4}, {-1, -1, 30, 40}, 7, 2},  // another number of sequences
       {{kLow, 1, 2, 3, 4}, {10, 20, 30, 40}, -3, 1},
-      {{kLow, 1, 1, 9, 9}, {10, 20, 30, 40}, 4, 1},              // only one without rows fits
+      {{kLow, 1, 1, 9, 9}, {10, 20, 30, 40}, 4, 1},  // only one without rows fits
   };
   for (const Faulty& faulty : batches) {
     for (const std::int32_t causal : {0, 1}) {

@@ -244,7 +244,8 @@ Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
   return check_memory_of(call);
 }
 
-// A batch of no sequences may come without the trims of its plan, but not for others to be replayed.
+// A batch of no sequences may come without the trims of its plan, but not for others to be
+// replayed.
 Status check_trims_captured(Kernels& kernels, const AttentionCall& call,
                             const AttendPlan::Impl& plan, void* stream) {
   if (!plan.plan.trims || !call.lengths.kv_lens.empty()) return {};
@@ -434,8 +435,8 @@ Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pin
                               .device("workspace", workspace)
                               .status());
   // A replay would send what `pinned` holds by then.
-  KVFOLIO_RETURN_IF_ERROR(check_not_captured(kernels.device(), stream,
-                                             "a plan is uploaded in front of a graph"));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_not_captured(kernels.device(), stream, "a plan is uploaded in front of a graph"));
   const auto address = [](std::byte* memory) {
     return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
   };

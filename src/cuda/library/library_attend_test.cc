@@ -468,8 +468,8 @@ TEST(CudaAttend, AGraphPlansOnTheDeviceAndServesEveryBatchWithinItsCapacity) {
 TEST(CudaAttend, ThePlanningKernelOfOtherKernelsIsSaidToBeMissing) {
   FakeDriver fake;
   Twins twins(fake, DType::kF32, 24, DType::kF32, 1);
-  const Result<AttendPlan> plan = plan_attend(
-      *twins.kernels, twins.call, {.max_sequences = 2, .max_sequence_tokens = 1200});
+  const Result<AttendPlan> plan =
+      plan_attend(*twins.kernels, twins.call, {.max_sequences = 2, .max_sequence_tokens = 1200});
   ASSERT_TRUE(plan) << plan.error().message();
   const std::shared_ptr<Kernels> others = *load_kernels(twins.device, {}, kImages);
   std::byte* const memory = *twins.memory->allocate(1 << 20);
@@ -547,15 +547,15 @@ TEST(CudaAttend, AStepOfNoSequencesIsServedByAPlanWithTrimsAndMakesOne) {
   for (const AttendPlan* const plan : {&*of_full, &*of_idle}) {
     EXPECT_TRUE(plan->check(full.batch).ok());
     EXPECT_TRUE(plan->check(idle.batch).ok());
-    Result<Graph> graph = Graph::capture(twins.device, stream, plan->shape(),
-                                         [&] { return step(idle_with, *plan); });
+    Result<Graph> graph =
+        Graph::capture(twins.device, stream, plan->shape(), [&] { return step(idle_with, *plan); });
     ASSERT_TRUE(graph) << graph.error().message();
     std::memset(call.out.data, 0xee, want.size());
     ASSERT_TRUE(graph->launch(stream, plan->shape()).ok());
     EXPECT_EQ(rows(), want);
     EXPECT_EQ(step(idle, *plan).message(), "ok") << "nothing is replayed";
-    const Result<Graph> refused = Graph::capture(twins.device, stream, plan->shape(),
-                                                 [&] { return step(idle, *plan); });
+    const Result<Graph> refused =
+        Graph::capture(twins.device, stream, plan->shape(), [&] { return step(idle, *plan); });
     ASSERT_FALSE(refused);
     EXPECT_THAT(refused.error().message(), HasSubstr("trim_sinks or trim_first_kept is null"));
   }

@@ -129,9 +129,9 @@ Status check_sizes(const BatchAttentionPlan& step, const BatchAttentionOptions& 
   }
   KVFOLIO_RETURN_IF_ERROR(check_entries("kv_last_page_len", step.kv_last_page_len.size(), n));
   if (options.padded && options.max_queries > 1 && step.qo_indptr.empty()) {
-    return invalid(concat("qo_indptr is empty, needed: ", n + 1, " entries, in a decode 0, 1, 2 ...",
-                          ": a padded plan of max_queries ", options.max_queries,
-                          " has one mask for decodes and chunks"));
+    return invalid(concat("qo_indptr is empty, needed: ", n + 1,
+                          " entries, in a decode 0, 1, 2 ...", ": a padded plan of max_queries ",
+                          options.max_queries, " has one mask for decodes and chunks"));
   }
   if (!step.qo_indptr.empty()) {
     KVFOLIO_RETURN_IF_ERROR(check_entries("qo_indptr", step.qo_indptr.size(), n + 1));
@@ -189,7 +189,8 @@ AttentionParams params_of(const BatchAttentionPlan& step, const BatchAttentionOp
                      : 1.0 / std::sqrt(static_cast<double>(step.paged_kv.head_dim_k));
   // The one row of a decode is the last position: it sees the same either way, and a sequence
   // without pages is allowed. A padded plan has one mask for all steps.
-  params.causal = step.causal && (options.padded ? options.max_queries > 1 : !step.qo_indptr.empty());
+  params.causal =
+      step.causal && (options.padded ? options.max_queries > 1 : !step.qo_indptr.empty());
   if (step.window_left >= 0) params.rule = GroupRule::of_window(step.window_left + 1);
   params.soft_cap = step.logits_soft_cap;
   return params;
@@ -201,7 +202,8 @@ std::string text_of(double number) {
 }
 std::string text_of(bool is) { return is ? "true" : "false"; }
 std::string text_of_window(const GroupRule& rule) {
-  return rule.kind() == AttentionKind::kFull ? "-1" : text_of(static_cast<double>(rule.window() - 1));
+  return rule.kind() == AttentionKind::kFull ? "-1"
+                                             : text_of(static_cast<double>(rule.window() - 1));
 }
 
 // A captured run() keeps them, and no shape() says so.
@@ -210,15 +212,15 @@ Status check_kept(const AttentionParams& step, const AttentionParams& kept) {
     std::string_view name;
     std::string here, there;
   };
-  const Kept all[] = {
-      {"causal", text_of(step.causal), text_of(kept.causal)},
-      {"sm_scale", text_of(step.scale), text_of(kept.scale)},
-      {"window_left", text_of_window(step.rule), text_of_window(kept.rule)},
-      {"logits_soft_cap", text_of(step.soft_cap), text_of(kept.soft_cap)}};
+  const Kept all[] = {{"causal", text_of(step.causal), text_of(kept.causal)},
+                      {"sm_scale", text_of(step.scale), text_of(kept.scale)},
+                      {"window_left", text_of_window(step.rule), text_of_window(kept.rule)},
+                      {"logits_soft_cap", text_of(step.soft_cap), text_of(kept.soft_cap)}};
   for (const Kept& one : all) {
     if (one.here == one.there) continue;
     return invalid(concat(one.name, " is ", one.here, ", that of the first padded plan is ",
-                          one.there, ", which a captured graph keeps: make another BatchAttention"));
+                          one.there,
+                          ", which a captured graph keeps: make another BatchAttention"));
   }
   return {};
 }
@@ -244,7 +246,7 @@ struct BatchAttention::Impl {
   std::size_t next = 0;
   std::optional<AttendPlan> plan;
   HostLengths lengths, coming;
-  DeviceAttention call;  // of the plan, but for what run() is given
+  DeviceAttention call;                 // of the plan, but for what run() is given
   std::optional<AttentionParams> kept;  // of the first plan that was padded
 
   Status allocate();
