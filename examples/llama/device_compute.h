@@ -37,7 +37,7 @@ class DeviceCompute final : public CacheCompute {
 
   MemoryResource& memory() noexcept override { return *memory_; }
   Status layer(const LayerCall& call) override;
-  // The architecture and the revision of the kernels: "cuda-sm90-r1".
+  // The architecture and the revision of the kernels: "cuda-sm90-r2".
   [[nodiscard]] std::string name() const override;
 
  private:

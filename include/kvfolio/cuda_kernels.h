@@ -44,8 +44,9 @@
 namespace kvfolio::cuda {
 
 // Another one where a kernel may write other bits than before: part of the name of what is computed
-// with them (ModelIdentity::engine).
-inline constexpr std::int32_t kKernelRevision = 1;
+// with them (ModelIdentity::engine). 2: head_dim 256 went from cuda-general to cuda-node on cards
+// of compute capability 9.0, under the same engine; the two have other bits.
+inline constexpr std::int32_t kKernelRevision = 2;
 
 struct KernelOptions {
   // Some hundred nanoseconds for each pointer of a call. Off: a wrong one ends the context.
@@ -179,8 +180,9 @@ class KVFOLIO_API AttendPlan {
   // All 0, but for max_queries, where the plan is not padded.
   [[nodiscard]] AttendCapacity capacity() const noexcept;
   // Whether a graph that captured attend() with this padded plan serves the batch, for a replay
-  // whose plan is made on the device: only lengths are looked at. kInvalidArgument: more than the
-  // capacity, with both numbers. kFailedPrecondition: the plan is not padded.
+  // whose plan is made on the device: only lengths are looked at, in the block table of the stride
+  // that was planned with. kInvalidArgument: more than the capacity, with both numbers.
+  // kFailedPrecondition: the plan is not padded.
   [[nodiscard]] Status check(const AttentionBatch& batch) const;
 
   // For the sources of this library.
@@ -203,8 +205,10 @@ KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttenti
 // call's shapes, strides and parameters, so one captured attend() serves every batch within the
 // capacity whose plan was uploaded to the same place. Rows have the bits of the other plan. Arrays
 // of lengths in device memory, the block table, q and out have room for the capacity; where the
-// batch has no rows, the first two entries of query_start are 0. kInvalidArgument, with both
-// numbers: the batch is larger than the capacity.
+// batch has no rows, the first two entries of query_start are 0. A batch of no sequences has trims
+// if both arrays of them are given. kInvalidArgument, with both numbers: the batch is larger than
+// the capacity, a row of the block table holds less than max_sequence_tokens, the image would have
+// more than 4 GiB.
 KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttention& call,
                                            const AttendCapacity& capacity);
 // Makes the image of a padded plan on the device by one kernel, from the lengths that lie there
@@ -215,6 +219,9 @@ KVFOLIO_API Result<AttendPlan> plan_attend(Kernels& kernels, const DeviceAttenti
 // (DevicePlanArrays::counts); null: the arrays have max_sequences, the last ones without rows.
 // What no host has checked: a batch over the capacity makes an empty plan, whose rows are not
 // written, and is reported (Fault: the first such sequence; max_sequences: all of them together).
+// attend() behind an empty plan reads the lengths of one sequence within the capacity, and a row of
+// q that it names. If no sequence of the batch is within it, those of sequence 0 are read as they
+// are, and may name any place: then read the fault before attend() is started.
 // kFailedPrecondition: the plan is not padded.
 KVFOLIO_API Status plan_on_device(Kernels& kernels, const DeviceAttention& call,
                                   const AttendPlan& plan, std::byte* image, std::byte* workspace,
@@ -224,6 +231,7 @@ KVFOLIO_API Status plan_on_device(Kernels& kernels, const DeviceAttention& call,
 KVFOLIO_API Status plan_fault(const AttendPlan& plan, unsigned long long fault);
 // Through `pinned`, pinned memory of at least image().size() bytes that is not written again before
 // the stream has passed, to `image`; and zeroes zeroed_bytes() of `workspace`.
+// kFailedPrecondition: the stream is being captured: plans are uploaded in front of a graph.
 KVFOLIO_API Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pinned,
                           std::byte* image, std::byte* workspace, void* stream);
 // Copies what lies in pinned memory to device memory, in the order of the stream: the lengths of a
@@ -234,7 +242,8 @@ KVFOLIO_API Status upload(Kernels& kernels, std::span<const std::byte> pinned, s
 // other shapes, strides or parameters than the plan's: scale, soft_cap, causal, rule, and whether
 // there are slopes, sink logits and trims. Each layer may have slopes and logits of its own.
 // Lengths are those of the plan: only their number is looked at, which for a padded plan is at most
-// that of its capacity.
+// that of its capacity; q and out of such a plan are checked where the batch has no rows, too, and
+// a batch of no sequences may come without trims, but where it is captured.
 KVFOLIO_API Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& plan,
                           const std::byte* image, std::byte* workspace, void* stream);
 

@@ -75,11 +75,13 @@ struct BatchAttentionOptions {
   // Device memory for parts of rows that are merged, as FlashInfer's float workspace. 16 to 2^40.
   std::int64_t workspace_bytes = std::int64_t{128} << 20;
   // Plans are padded to max_sequences sequences of max_pages_of_sequence pages (AttendCapacity), so
-  // that shape() is one for all steps of the same paged_kv, heads and masks. A step that is larger
-  // is refused with the numbers.
+  // that shape() is one for all steps of the same paged_kv and heads. A step that is larger is
+  // refused with the numbers, and so is one of another causal (where max_queries is above 1),
+  // sm_scale, window_left or logits_soft_cap than the first one: a captured run() keeps them.
   bool padded = false;
-  std::int64_t max_tokens = 0;   // of K and V of a padded step; 0: what all pages have room for
-  std::int32_t max_queries = 1;  // rows of one sequence of a padded step: 1, a decode, to 2^16
+  std::int64_t max_tokens = 0;  // of K and V of a padded step; 0: what all pages have room for
+  // Rows of one sequence of a padded step: 1, a decode, to 2^16. Above 1 each step has a qo_indptr.
+  std::int32_t max_queries = 1;
 };
 
 // What plan() is told, by FlashInfer's names and with its defaults.
@@ -116,9 +118,9 @@ class KVFOLIO_API BatchAttention {
 
   // Reads all arrays before it returns. kInvalidArgument, kUnsupported, nothing was started and the
   // plan before stays: the arrays, by name and number; more sequences, pages of a sequence, bytes
-  // of the image or of the workspace than there is room for (both numbers); what plan_attend()
-  // says. kFailedPrecondition, the same: the stream is being captured. An error of the driver
-  // leaves no plan.
+  // of the image or of the workspace than there is room for (both numbers); what a padded step has
+  // other than the first one; what plan_attend() says. kFailedPrecondition, the same: the stream is
+  // being captured. An error of the driver leaves no plan.
   Status plan(const BatchAttentionPlan& step, void* stream);
   // One layer of what was planned. q: [rows, num_qo_heads, head_dim], out the same, in any strides
   // that are aligned; lse: [rows, num_qo_heads] or null. kFailedPrecondition: there is no plan.

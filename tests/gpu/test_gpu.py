@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -277,7 +278,7 @@ else:
     asked = [json.loads(line) for line in open(sys.argv[sys.argv.index("--requests") + 1])]
     for one in asked:
         print(json.dumps({{"id": one["id"], "sample": 0, "token_ids": [1, 2, {other} if on_card and one["id"] == "r2" else 3]}}))
-    print(json.dumps({{"summary": {{"kernel": "cuda-sm90-r1"}}}}))
+    print(json.dumps({{"summary": {{"kernel": "cuda-sm90-r2"}}}}))
 """
 
 
@@ -289,7 +290,7 @@ def test_prove_compares_the_tokens_of_the_card_with_the_cpus_and_wants_one_hash(
     got, result = packed.run({"prove": (60, 60, [["gpu", "tokens"]])}, quick=False)
     rows = result["parts"][0]["rows"]
     assert got == code
-    assert rows[0] == {"generate": "f32", "kernel": "cuda-sm90-r1", "samples": 6, "different": int(other != 3)}
+    assert rows[0] == {"generate": "f32", "kernel": "cuda-sm90-r2", "samples": 6, "different": int(other != 3)}
     assert rows[-1] == {"prove": 2, "hashes": sorted({"a", second})}
 
 
@@ -335,7 +336,8 @@ def test_an_architecture_that_no_result_shows_must_say_so(gpu, tmp_path, monkeyp
     results.mkdir(parents=True)
 
     def write(name, capability, bits="passed", sm80="passed", kernels=now):
-        parts = [{"part": "bits", "state": bits}, {"part": "sm80", "state": sm80}]
+        parts = [{"part": "bits", "state": bits}, {"part": "sm80", "state": sm80},
+                 {"part": "padded", "state": "passed"}]
         (results / f"cuda-attention-{name}.json").write_text(
             json.dumps({"card": {"compute_cap": capability}, "parts": parts, "kernels": kernels}))
 
@@ -355,6 +357,39 @@ def test_an_architecture_that_no_result_shows_must_say_so(gpu, tmp_path, monkeyp
     assert "has no row for sm_80" in gpu.wrong_architectures("")[0]
 
 
+def test_a_row_of_a_head_dim_is_shown_by_a_run_that_compared_it(gpu, tmp_path, monkeypatch):
+    now = gpu.hashes()
+    monkeypatch.setattr(gpu, "root", tmp_path)
+    monkeypatch.setattr(gpu, "hashes", lambda: now)
+    results = tmp_path / "bench/results"
+    results.mkdir(parents=True)
+
+    def write(name, **shapes):
+        parts = [{"part": part, "state": "passed", "rows": [{"shape": shape}]} for part, shape in shapes.items()]
+        (results / f"cuda-attention-{name}.json").write_text(
+            json.dumps({"card": {"compute_cap": "9.0"}, "parts": parts, "kernels": now}))
+
+    def faults(said):
+        others = "".join(f"| `{kernel}` | what | not yet run on a device |\n" for kernel in gpu.KERNELS)
+        return gpu.wrong_kernels(f"| `cuda-node`, head_dim 256 | what | {said} |\n{others}")[0]
+
+    write("other", bits="bf16 D128 G8", right="bf16 D256 G4")  # those of cuda-general
+    write("d256", bits="bf16 D256 G8")
+    assert faults("*not yet run on a device*") == []
+    assert faults("cuda-attention-d256.json") == []
+    assert "of cuda-node, head_dim 256: 'cuda-attention-other.json', but" in faults("cuda-attention-other.json")[0]
+    assert "has no row for cuda-plan" in gpu.wrong_kernels("")[0][list(gpu.KERNELS).index("cuda-plan")]
+
+
+def test_the_results_that_there_are_do_not_show_head_dim_256(gpu):
+    page = (ROOT / "docs/cuda-attention.md").read_text()
+    row = "| `cuda-node`, head_dim 256 |"
+    assert row in page
+    page = re.sub(rf"^({re.escape(row)}.*\|)[^|\n]*\|$", r"\1 cuda-attention-2026-11-27-h200.json, -h100.json |", page,
+                  flags=re.MULTILINE)
+    assert len(gpu.wrong_kernels(page)[0]) == 1
+
+
 def test_a_kernel_is_shown_by_a_card_that_has_it(gpu):
     def result(capability, *passed):
         return {"card": {"compute_cap": capability} if capability else {},
@@ -362,6 +397,8 @@ def test_a_kernel_is_shown_by_a_card_that_has_it(gpu):
 
     assert gpu.ran(result(None, "bits"), "cuda-wgmma")
     assert gpu.ran(result("9.0", "bits"), "cuda-wgmma")
+    assert not gpu.ran(result("9.0", "bits"), "cuda-plan")
+    assert gpu.ran(result("9.0", "padded"), "cuda-plan")
     assert not gpu.ran(result("8.0", "bits", "sm80"), "cuda-wgmma")
     assert gpu.ran(result("9.0", "bits"), "cuda-wgmma-tiles")
     assert not gpu.ran(result("8.0", "bits", "sm80"), "cuda-wgmma-tiles")

@@ -91,7 +91,7 @@ void add_device(nb::module_& m) {
           [](const DeviceObject& self) {
             return self.state->device().target() + "-r" + std::to_string(cuda::kKernelRevision);
           },
-          "\"cuda-sm90-r1\": target and revision of the kernels. It belongs into "
+          "\"cuda-sm90-r2\": target and revision of the kernels. It belongs into "
           "ModelIdentity.engine of what is computed here, so that no other target is served it.")
       .def_prop_ro(
           "capability",

@@ -32,7 +32,7 @@ _MOST_LISTS, _MOST_LIST_BYTES = 256, 4 << 20
 
 
 def engine_of(device: torch.device) -> str | None:
-    """"cuda-sm90-r1": the architecture and the revision of the kernels that serve a device. None: none do, and
+    """"cuda-sm90-r2": the architecture and the revision of the kernels that serve a device. None: none do, and
     PyTorch's indexing does, since kvfolio-cuda is not installed or says that it cannot (cuda.why_not())."""
     return _engine(_ordinal(device)) if device.type == "cuda" else None
 

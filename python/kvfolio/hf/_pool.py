@@ -248,7 +248,7 @@ class Pool:
 
     @property
     def engines(self) -> list[str]:
-        """What moves the rows of its layers, of those that ran: "cpu" and "cuda-sm90-r1" (architecture and revision)
+        """What moves the rows of its layers, of those that ran: "cpu" and "cuda-sm90-r2" (architecture and revision)
         are the library's kernels, "torch" is PyTorch's indexing."""
         return sorted({store.engine for _, store in self._grouped()})
 

@@ -27,7 +27,7 @@ sys.path[:0] = [str(TWIN), str(pathlib.Path(__file__).parents[1])]
 from fake_dlpack import BFLOAT, Fake  # noqa: E402
 from kvfolio_cuda._cuda import twin  # noqa: E402
 
-ENGINE = "cuda-sm90-r1"
+ENGINE = "cuda-sm90-r2"
 
 
 def lend(tensor):
@@ -295,7 +295,7 @@ def test_prompts_of_one_engine_are_not_found_by_another(card, monkeypatch):
     ids = torch.randint(1, models.VOCAB - 1, (1, 40), generator=torch.Generator().manual_seed(4))
     warm(model, pool, ids)
     assert hits(model, pool, ids) == 39
-    for engine in ("cuda-sm90-r2", "cuda-sm95-r1", None):
+    for engine in ("cuda-sm90-r1", "cuda-sm95-r2", None):
         monkeypatch.setattr(_cuda, "engine_of", lambda device, engine=engine: engine)
         with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
             assert cache.cached_tokens == 0, engine

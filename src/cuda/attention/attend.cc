@@ -182,12 +182,14 @@ Status check_device_arrays(const AttentionCall& call) {
   return check_pointer("device_trim_first_kept", call.device_trim_first_kept, 4);
 }
 
-Status check_query_rows(const AttentionCall& call) {
-  if (call.lengths.query_start.back() == 0) return {};
+Status check_q_and_out(const AttentionCall& call) {
   KVFOLIO_RETURN_IF_ERROR(check_rows("q", call.q, call.q_element, call.q_token_stride,
                                      call.q_head_stride, call.cache.dim_k));
   return check_rows("out", call.out, call.out_element, call.out_token_stride, call.out_head_stride,
                     call.cache.dim_v);
+}
+Status check_query_rows(const AttentionCall& call) {
+  return call.lengths.query_start.back() == 0 ? Status() : check_q_and_out(call);
 }
 
 Status check(const AttentionCall& call) {
@@ -262,8 +264,10 @@ std::int32_t stream_blocks(const AttentionCall& call, const StreamSize& size,
                            const KernelChoice& choice) {
   const std::int32_t num_sms = choice.num_sms;
   constexpr std::int64_t kManyBytes = 900'000'000;
+  // A capacity may have 2^50. So many are many bytes of any cache, and their product is in range.
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 36;
   const std::int64_t leaves = size.leaves * call.cache.num_heads;
-  const std::int64_t bytes = size.tokens * call.cache.num_heads *
+  const std::int64_t bytes = std::min(size.tokens, kMostTokens) * call.cache.num_heads *
                              (call.cache.dim_k + call.cache.dim_v) *
                              element_bytes(call.cache.element);
   const bool small = leaves <= 2 * num_sms && size.longest <= 16;
@@ -323,6 +327,32 @@ PlanOptions options_of(const AttentionCall& call, AttentionPlan& plan, const Ker
   if (has_prefill(plan.family) && call.group_size > 8) options.group_rows = 16;
   plan.group_rows = options.group_rows;
   return options;
+}
+
+// A captured graph keeps the table and its stride, so a row has room for the longest sequence.
+Status check_table_row(const AttentionCall& call, const AttendCapacity& capacity) {
+  const std::int64_t size = call.cache.block_size;
+  const std::int64_t needed = (capacity.max_sequence_tokens + size - 1) / size;
+  if (call.block_table_stride >= needed) return {};
+  return invalid(concat("block_table_stride is ", call.block_table_stride, ", needed: ", needed,
+                        ", for capacity.max_sequence_tokens ", capacity.max_sequence_tokens,
+                        " in blocks of ", size, " tokens"));
+}
+
+// Whether a padded plan has trims. A batch of no sequences has none, but for what it points to.
+bool has_trims(const AttentionCall& call) {
+  if (!call.lengths.kv_lens.empty()) return !call.lengths.trim_sinks.empty();
+  return call.device_trim_sinks != nullptr && call.device_trim_first_kept != nullptr;
+}
+
+// arguments_of(), as the plan has trims where the batch has no sequences.
+AttendArgs arguments_of(const AttentionCall& call, const AttentionPlan& plan) {
+  AttendArgs args = arguments_of(call);
+  if (plan.capacity && call.lengths.kv_lens.empty() && plan.trims) {
+    args.trim_sinks = call.device_trim_sinks;
+    args.trim_first_kept = call.device_trim_first_kept;
+  }
+  return args;
 }
 
 // Which instance of a kernel there is, and how much memory it wants, of the plan's counts.
@@ -431,13 +461,15 @@ Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoi
   KVFOLIO_RETURN_IF_ERROR(check(call));
   Result<AttendCapacity> checked = checked_capacity(capacity);
   if (!checked) return checked.error();
+  KVFOLIO_RETURN_IF_ERROR(check_table_row(call, *checked));
   KVFOLIO_RETURN_IF_ERROR(check_fits_capacity(call.lengths, *checked));
   AttentionPlan plan;
   plan.capacity = *checked;
+  plan.trims = has_trims(call);
   const Mask mask = resolved(call.mask);
   PlanOptions options = options_of(call, plan, choice);
   if (choice.stream && stream_takes(call, plan.family) && checked->max_queries == 1 &&
-      mask.num_sinks == 0 && call.lengths.trim_sinks.empty()) {
+      mask.num_sinks == 0 && !plan.trims) {
     options.stream_blocks = choice.stream_blocks > 0
                                 ? choice.stream_blocks
                                 : stream_blocks(call, stream_size(*checked), choice);
@@ -456,7 +488,7 @@ Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoi
 PaddedArgs plan_args_of(const AttentionCall& call, const AttentionPlan& plan,
                         const std::int32_t* num_sequences, void* image, void* workspace,
                         unsigned long long* fault) {
-  const AttendArgs args = arguments_of(call);
+  const AttendArgs args = arguments_of(call, plan);
   const AttendCapacity& capacity = *plan.capacity;
   return {.query_start = args.query_start,
           .kv_lens = args.kv_lens,
@@ -484,10 +516,8 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   if (plan.workspace_bytes > 0) {
     KVFOLIO_RETURN_IF_ERROR(check_pointer("workspace", workspace, 16));
   }
-  if (plan.capacity) {  // read by empty items, whether the batch has rows or not
-    KVFOLIO_RETURN_IF_ERROR(check_pointer("q", call.q, 1));
-    KVFOLIO_RETURN_IF_ERROR(check_pointer("out", call.out, 1));
-  }
+  // Read by empty items, and kept by a captured graph, whether this batch has rows or not.
+  if (plan.capacity) KVFOLIO_RETURN_IF_ERROR(check_q_and_out(call));
   const CacheArgs& cache = call.cache;
   const PlanCounts& counts = plan.counts;
   KernelLaunch launch;
@@ -496,7 +526,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   launch.group_rows = plan.group_rows;
   launch.many_nodes = plan.many_nodes;
   AttendArgs& args = launch.args;
-  args = arguments_of(call);
+  args = arguments_of(call, plan);
   args.num_items = counts.items;
   args.num_groups = counts.groups;
   args.num_prefill_items = counts.prefill_items;

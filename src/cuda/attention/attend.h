@@ -122,6 +122,7 @@ struct AttentionPlan {
   PlanCounts counts;                       // of work, or of the room of a padded plan
   std::optional<AttendCapacity> capacity;  // of a padded plan
   PaddedRoom room;                         // the same
+  bool trims = false;                      // the same: sequences may have trims
   std::vector<std::byte> image;            // items, groups, prefill items, one behind the other
   std::int64_t workspace_bytes = 0;
   // The first bytes of the workspace must be zero before the first call; each call leaves them so.

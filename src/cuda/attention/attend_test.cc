@@ -171,6 +171,82 @@ TEST(CudaAttention, AKernelThatNoDeviceHasShownIsChosenByNameAlone) {
             "cuda-wgmma-tiles");
 }
 
+// A captured graph keeps the block table and its stride: a longer row would be the next one's.
+TEST(CudaAttention, ACapacityThatNoRowOfTheBlockTableHoldsIsRefusedWithBothNumbers) {
+  Fixture f;
+  EXPECT_TRUE(plan_attention(f.call, {},
+                             {.max_sequences = 2, .max_sequence_tokens = 80, .max_queries = 2}));
+  const Result<AttentionPlan> plan =
+      plan_attention(f.call, {}, {.max_sequences = 2, .max_sequence_tokens = 81, .max_queries = 2});
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().message(),
+            "block_table_stride is 5, needed: 6, for capacity.max_sequence_tokens 81 in blocks of "
+            "16 tokens");
+}
+
+TEST(CudaAttention, AnImageOfMoreThan4GiBIsRefusedBeforeItIsMade) {
+  Fixture f;
+  f.call.block_table_stride = 1 << 20;
+  const auto said = [&](std::int32_t sequences, std::int32_t tokens, std::int32_t queries) {
+    const Result<AttentionPlan> plan = plan_attention(
+        f.call, {},
+        {.max_sequences = sequences, .max_sequence_tokens = tokens, .max_queries = queries});
+    return plan ? "accepted" : std::string(plan.error().message());
+  };
+  // 2^20 sequences of 256 nodes, and as many groups as sequences.
+  EXPECT_EQ(said(1 << 20, 1 << 18, 2),
+            "the capacity makes an image of 4311744528 bytes, allowed: 4294967296: lower "
+            "max_sequences, max_tokens or max_queries");
+  // Numbers whose product has more than 64 bits.
+  f.call.block_table_stride = 1 << 26;
+  f.call.group_size = 1024;
+  f.call.cache.num_heads = 16;
+  EXPECT_THAT(said(1 << 20, 1 << 30, 1 << 16), HasSubstr(" items, allowed: 2147483647"));
+}
+
+// Their products with sizes of a cache have more than 64 bits: the undefined sanitizer sees it.
+TEST(CudaAttention, ACapacityOf2To50TokensIsManyBytesOfAnyCache) {
+  Fixture f;
+  f.start = {0};
+  f.lens = {};
+  f.call.lengths = {f.start, f.lens, {}, {}};
+  f.call.cache.num_heads = 65535;
+  f.call.cache.k_strides.head = f.call.cache.v_strides.head = 0;
+  f.call.block_table_stride = 1 << 26;
+  const Result<AttentionPlan> plan =
+      plan_attention(f.call, {}, {.max_sequences = 1 << 20, .max_sequence_tokens = 1 << 30});
+  ASSERT_FALSE(plan);
+  EXPECT_THAT(plan.error().message(), HasSubstr(" items, allowed: 2147483647"));
+}
+
+// What is captured with it is replayed for batches that have rows.
+TEST(CudaAttention, APaddedBatchOfNoRowsHasItsRowsChecked) {
+  Fixture f;
+  const auto started = [](void*, const KernelLaunch&) -> Status { return {}; };
+  const Launcher launcher = {started, nullptr};
+  f.start = {0};
+  f.lens = {};
+  f.call.lengths = {f.start, f.lens, {}, {}};
+  const Result<AttentionPlan> plan =
+      plan_attention(f.call, {}, {.max_sequences = 2, .max_sequence_tokens = 80});
+  ASSERT_TRUE(plan);
+  const auto said = [&](void (*change)(AttentionCall&)) {
+    AttentionCall call = f.call;
+    change(call);
+    return std::string(attend(call, *plan, f.memory.data(), f.memory.data(), launcher).message());
+  };
+  EXPECT_EQ(said([](AttentionCall&) {}), "ok");
+  EXPECT_EQ(said([](AttentionCall& call) { call.q = nullptr; }), "q is null");
+  EXPECT_EQ(said([](AttentionCall& call) { call.q = static_cast<const char*>(call.q) + 8; }),
+            "q is not aligned to 16 bytes");
+  EXPECT_EQ(said([](AttentionCall& call) { call.q_head_stride = 8; }),
+            "q has a stride of 8 bytes, allowed: multiples of 16");
+  EXPECT_EQ(said([](AttentionCall& call) { call.out_token_stride = 24; }),
+            "out has a stride of 24 bytes, allowed: multiples of 16");
+  EXPECT_EQ(said([](AttentionCall& call) { call.out_element = Element::kInt8; }),
+            "out_element is 3, allowed: f32, f16, bf16");
+}
+
 TEST(CudaAttention, ARefusedLaunchAndMissingMemoryAreSaid) {
   Fixture f;
   f.lens = {40, 70};

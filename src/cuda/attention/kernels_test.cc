@@ -148,7 +148,8 @@ struct Case {
   bool nhd = false;
   bool k_beside_v = false;  // other strides of K than of V
   bool v_is_prefix = false;
-  uint32_t seed = 1;  // of the order of blocks
+  int table_tokens = 0;  // that a row of the block table has room for, at least
+  uint32_t seed = 1;     // of the order of blocks
   Mask mask = {};
   float soft_cap = 0.0f;
   bool alibi = false;
@@ -173,6 +174,7 @@ class Problem {
   explicit Problem(const Case& c) : c_(c) {
     const int n = static_cast<int>(c.sequences.size());
     int blocks = 3;
+    stride_ = std::max(1, (c.table_tokens + c.block_size - 1) / c.block_size);
     for (const Sequence& s : c.sequences) {
       stride_ = std::max(stride_, (s.kv_len + c.block_size - 1) / c.block_size);
       blocks += (s.kv_len + c.block_size - 1) / c.block_size;
@@ -967,7 +969,9 @@ TEST(CudaKernels, PaddedPlansOfHostAndDeviceHaveTheBitsOfOthers) {
     SCOPED_TRACE(testing::Message() << to_string(one.c.element) << ", head_dim " << one.c.dim_k
                                     << ", " << one.choice.stream_blocks << " blocks of a stream, "
                                     << one.capacity.max_sequences << " sequences");
-    const Problem problem(one.c);
+    Case c = one.c;
+    c.table_tokens = one.capacity.max_sequence_tokens;
+    const Problem problem(c);
     const Output want = problem.run({.stream = false});
     for (const Problem::Planner planner : {Problem::Planner::kHost, Problem::Planner::kDevice}) {
       const Output got = problem.run_padded(one.choice, one.capacity, planner, one.is_stream);

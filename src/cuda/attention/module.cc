@@ -174,6 +174,14 @@ std::string without_room(const KernelLaunch& launch, KernelSet set, const Shared
                 " bytes of shared memory for a block, ", card, " has ", shared.of_block);
 }
 
+// Whether cuda-node takes the call on a card that has it for head_dim 256.
+bool takes_wide_tiles(const AttentionCall& call) {
+  const CacheArgs& cache = call.cache;
+  if (cache.dim_k != 256 || cache.dim_v != 256 || cache.element == Element::kF32) return false;
+  return has_scales(cache.element) ? call.q_element != Element::kF32
+                                   : call.q_element == cache.element;
+}
+
 }  // namespace
 
 CardChoice choose_kernels(const AttentionCall& call, KernelSet set, const SharedMemory& shared,
@@ -185,7 +193,14 @@ CardChoice choose_kernels(const AttentionCall& call, KernelSet set, const Shared
   launch.element = call.cache.element;
   launch.head_dim = call.cache.dim_k;
   choice.wide_tiles = set == KernelSet::kSm90a;
-  if (!has_tiles(launch, set)) return result;  // those that take any shape fit every card
+  if (!has_tiles(launch, set)) {  // those that take any shape fit every card
+    if (takes_wide_tiles(call)) {
+      result.left_out.push_back(concat("cuda-node of ", to_string(launch.element), ", head_dim ",
+                                       launch.head_dim,
+                                       ", is compiled for compute capability 9.0 alone"));
+    }
+    return result;
+  }
   const auto blocks = [&](KernelName name) {
     launch.kernel = name;
     const AttendKernel kernel = kernel_of(launch, set);
@@ -367,6 +382,11 @@ Status AttendModules::launch(const KernelLaunch& launch, void* stream) {
 }
 
 Status AttendModules::launch_plan(const PaddedArgs& args, void* stream) {
+  if (plan_.handle == nullptr) {
+    return {ErrorCode::kUnsupported,
+            concat("no kernel cuda-plan is loaded on device ", device_->ordinal(), " (",
+                   device_->name(), "): make a plan with these kernels first")};
+  }
   LaunchConfig config;
   config.grid_x = 1;
   config.block_x = static_cast<unsigned>(plan_.threads);

@@ -79,7 +79,7 @@ class AttendModules {
   Status prepare(const AttentionCall& call, const AttentionPlan& plan);
   // Requires: prepare() for a plan of this kernel.
   Status launch(const KernelLaunch& launch, void* stream);
-  // Starts plan_kernel(). Requires: prepare() for any plan.
+  // Starts plan_kernel(). kUnsupported: prepare() was not called for any plan.
   Status launch_plan(const PaddedArgs& args, void* stream);
 
  private:

@@ -20,12 +20,25 @@ namespace {
 using text::concat;
 
 constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;  // of a launch
-constexpr std::int64_t kMostSegmentsOfBlock = 24;                  // its shared memory
+constexpr std::int64_t kMostImageBytes = std::int64_t{1} << 32;
+constexpr std::int64_t kMostSegmentsOfBlock = 24;  // its shared memory
 
 Status check_range(std::string_view name, std::int64_t value, std::int64_t least,
                    std::int64_t most) {
   if (value >= least && value <= most) return {};
   return invalid(concat(name, " is ", value, ", allowed: ", least, " to ", most));
+}
+
+std::int64_t product(std::int64_t x, std::int64_t y) {  // 2^62 of more
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;
+  return y > 0 && x > kMost / y ? kMost : x * y;
+}
+
+// Before any of it is made.
+Status check_image_bytes(std::int64_t bytes) {
+  if (bytes <= kMostImageBytes) return {};
+  return invalid(concat("the capacity makes an image of ", bytes, " bytes, allowed: ",
+                        kMostImageBytes, ": lower max_sequences, max_tokens or max_queries"));
 }
 
 std::int64_t ceil_of(std::int64_t x, std::int64_t of) { return (x + of - 1) / of; }
@@ -122,6 +135,10 @@ Result<PaddedRoom> padded_room(const AttendCapacity& capacity, const Mask& mask,
   if (options.stream_blocks > 0) {
     if (stream_room(capacity, mask, options, room)) {
       options.stream_blocks = room.stream_blocks;
+      KVFOLIO_RETURN_IF_ERROR(
+          check_image_bytes(std::int64_t{room.stream_blocks} * room.segments_per_block *
+                                std::int64_t{sizeof(Segment)} +
+                            std::int64_t{room.states} * std::int64_t{sizeof(std::int32_t)}));
       return room;
     }
     options.stream_blocks = 0;
@@ -129,14 +146,16 @@ Result<PaddedRoom> padded_room(const AttendCapacity& capacity, const Mask& mask,
   const std::int64_t groups_of_sequence =
       ceil_of(std::int64_t{capacity.max_queries} * options.group_size, options.group_rows);
   const std::int64_t groups = groups_of_sequence * capacity.max_sequences;
-  const std::int64_t items = groups_of_sequence * units_of_all(capacity, mask, kNodeTokens);
+  const std::int64_t items = product(groups_of_sequence, units_of_all(capacity, mask, kNodeTokens));
   for (const auto& [what, blocks] :
-       {std::pair{"items", items * options.num_heads},
+       {std::pair{"items", product(items, options.num_heads)},
         {"rows that are merged", groups * options.num_heads * options.group_rows}}) {
     if (blocks <= kMostBlocks) continue;
     return invalid(concat("the capacity makes ", blocks, " ", what, ", allowed: ", kMostBlocks,
                           ": lower max_sequences, max_tokens or max_queries"));
   }
+  static_assert(sizeof(Item) == sizeof(Group));
+  KVFOLIO_RETURN_IF_ERROR(check_image_bytes((items + groups + 1) * std::int64_t{sizeof(Item)}));
   room.items = static_cast<std::int32_t>(items);
   room.groups = static_cast<std::int32_t>(groups);
   room.merges = units_of_sequence(capacity, mask, kNodeTokens) > 1;
@@ -174,9 +193,10 @@ std::vector<std::byte> padded_image(const WorkPlan& work, const BatchLengths& le
     put(image.data(), i, i < work.items.size() ? work.items[i] : none);
   }
   std::byte* const groups = image.data() + count(room.items) * sizeof(Item);
-  for (std::size_t i = 0; i <= count(room.groups); ++i) {
+  for (std::size_t i = 0; i < count(room.groups); ++i) {
     put(groups, i, i < work.groups.size() ? work.groups[i] : empty_group());
   }
+  put(groups, count(room.groups), group_of_empty_items());
   return image;
 }
 

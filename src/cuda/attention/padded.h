@@ -25,8 +25,8 @@ namespace kvfolio::cuda {
 
 // The room for every batch of the capacity. options.stream_blocks > 0: a stream, of at least so
 // many blocks; it is changed to how many there are, or to 0 where the stream would have too many
-// for the kernel that plans it. kInvalidArgument: more items than a launch has blocks for, both
-// numbers.
+// for the kernel that plans it. kInvalidArgument: more items than a launch has blocks for, or an
+// image of more than 4 GiB, both numbers.
 [[nodiscard]] Result<PaddedRoom> padded_room(const AttendCapacity& capacity, const Mask& mask,
                                              PlanOptions& options);
 // Requires: a plan of these lengths, within the room.

@@ -49,14 +49,18 @@ inline constexpr std::int32_t kNoNode = (1 << 21) - 1;
 // The first row of an empty group: no sequence has it, so the merge leaves it alone.
 inline constexpr std::int32_t kNoRows = 1 << 30;
 
-// An empty item is one row of a sequence that has rows, over a node that is not there: its block
-// reads that row of q and no key, and leaves an empty state in its own place, which is of no group
-// that is merged. (A row behind the last one would be read, too, and may lie outside of q.)
+// An empty item is one row of a sequence that has rows, and lengths within the capacity, over a
+// node that is not there: its block reads that row of q and no key, and leaves an empty state in
+// its own place, which is of no group that is merged. (A row behind the last one would be read,
+// too, and may lie outside of q.)
 KVFOLIO_CUDA_BOTH Item empty_item(std::int32_t sequence, std::int32_t rows,
                                   std::int32_t behind_groups) {
   return {sequence, rows > 0 ? rows - 1 : 0, kNoNode, behind_groups};
 }
-KVFOLIO_CUDA_BOTH Group empty_group() { return {0, kNoRows, 0, 0}; }
+// The group of all empty items, behind those that are merged: of no item, so none writes a row.
+KVFOLIO_CUDA_BOTH Group group_of_empty_items() { return {0, kNoRows, 0, 0}; }
+// One item writes its rows itself, so the merge leaves this group alone whatever lengths say.
+KVFOLIO_CUDA_BOTH Group empty_group() { return {0, kNoRows, 0, 1}; }
 
 // Limits of a stream that is planned on the device: its shared memory.
 inline constexpr int kMostStreamSequences = 2048;

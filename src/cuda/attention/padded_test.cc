@@ -17,7 +17,8 @@
 #include <string>
 #include <utility>
 
-#include "cuda/attention/plan_kernel.cuh"
+#include "cuda/attention/kernels.cuh"
+#include "cuda/guarded_memory.h"
 
 namespace kvfolio::cuda {
 namespace {
@@ -222,7 +223,7 @@ void expect_nodes_once(const Batch& batch, const std::vector<std::byte>& image) 
   }
   ASSERT_EQ(nodes.size(), expected);
   std::size_t used = 0;
-  for (const Group& group : groups) used += group.num_items > 0 ? 1 : 0;
+  for (const Group& group : groups) used += group.first_row != kNoRows ? 1 : 0;
   ASSERT_EQ(used, expected);
 }
 
@@ -369,12 +370,13 @@ TEST(CudaPaddedPlan, OnTheDeviceABatchOverTheCapacityIsReportedAndItsPlanIsEmpty
     struct Fault {
       std::vector<std::int32_t> start, lens;
       unsigned long long word;
+      std::int32_t of_empty = 0;  // the sequence of empty items
     };
     const Fault faults[] = {
         {{0, 1, 2, 3}, {10, 3001, 3002}, 1},  // too long: the first
         {{0, 1, 3}, {10, 20}, 1},             // too many queries
         {{0, 1, 0}, {10, 20}, 1},             // falls
-        {{0, 1, 2}, {-1, 20}, 0},
+        {{0, 1, 2}, {-1, 20}, 0, 1},
         {{0, 1, 2, 3}, {3000, 3000, 1001}, 3},   // together
         {{0, 1, 2, 3, 4}, {10, 10, 10, 10}, 3},  // too many sequences
     };
@@ -394,10 +396,125 @@ TEST(CudaPaddedPlan, OnTheDeviceABatchOverTheCapacityIsReportedAndItsPlanIsEmpty
       device.args.kv_lens = device.lens.data();
       device.run<64>();
       EXPECT_EQ(device.fault, fault.word);
-      EXPECT_EQ(device.different(empty), -1);
+      std::vector<std::byte> want = empty;
+      for (std::size_t i = 0; i < index(batch.room.items); ++i) {
+        const Item none = empty_item(fault.of_empty, 1, batch.room.groups);
+        std::memcpy(want.data() + i * sizeof(Item), &none, sizeof(Item));
+      }
+      EXPECT_EQ(device.different(want), -1);
       device.fault = 0;  // of a launch before: it stays the least
       device.run<32>();
       EXPECT_EQ(device.fault, 0u);
+    }
+  }
+}
+
+// Guarded: what a kernel reads or writes outside of the arrays ends the test.
+template <typename T>
+struct Guarded {
+  GuardedMemory memory;
+  explicit Guarded(const std::vector<T>& values)
+      : memory(static_cast<std::int64_t>(values.size() * sizeof(T)), true) {
+    std::memcpy(memory.data(), values.data(), values.size() * sizeof(T));
+  }
+  [[nodiscard]] T* data() const { return reinterpret_cast<T*>(memory.data()); }
+};
+
+struct Faulty {
+  std::vector<std::int32_t> start, lens;  // [max_sequences + 1], [max_sequences]
+  std::int32_t num_sequences;
+  std::int32_t sequence;  // of the empty items
+  bool some_fit = true;
+};
+
+void start_on_faulty_batch(const Faulty& faulty, std::int32_t causal) {
+  constexpr int kHeadDim = 64, kGroup = 4, kMostTokens = 2048, kBlock = 16;
+  Batch batch;
+  batch.capacity =
+      *checked_capacity({.max_sequences = 4, .max_sequence_tokens = kMostTokens, .max_queries = 2});
+  batch.options.group_size = kGroup;
+  batch.mask.causal = causal;
+  batch.room = *padded_room(batch.capacity, batch.mask, batch.options);
+  ASSERT_TRUE(batch.room.merges);
+  const Guarded<std::int32_t> start(faulty.start), lens(faulty.lens);
+  const Guarded<std::int32_t> table(std::vector<std::int32_t>(4 * kMostTokens / kBlock, 0));
+  const std::vector<std::uint16_t> rows(4 * 2 * kGroup * kHeadDim, 0x3f80);
+  const Guarded<std::uint16_t> q(rows), out(rows),
+      cache(std::vector<std::uint16_t>(kBlock * kHeadDim));
+  const Guarded<std::byte> image(std::vector<std::byte>(batch.image().size()));
+  const std::size_t states = index(batch.room.items) * 8;
+  const Guarded<float> sums(std::vector<float>(states * kHeadDim)),
+      totals(std::vector<float>(states * 2));
+
+  OnDevice device(batch, true);
+  device.num_sequences = faulty.num_sequences;
+  device.args.query_start = start.data();
+  device.args.kv_lens = lens.data();
+  device.args.image = reinterpret_cast<char*>(image.data());
+  device.run<64>();
+  ASSERT_NE(device.fault, kNoEntry);
+
+  KernelLaunch launch;
+  launch.kernel = KernelName::kNode;
+  launch.element = Element::kBF16;
+  launch.head_dim = kHeadDim;
+  launch.grid = batch.room.items;
+  AttendArgs& a = launch.args;
+  a.cache.k = a.cache.v = reinterpret_cast<const char*>(cache.data());
+  a.cache.block_size = kBlock;
+  a.cache.num_blocks = a.cache.num_heads = 1;
+  a.cache.dim_k = a.cache.dim_v = kHeadDim;
+  a.k_steps = a.v_steps = {kBlock * kHeadDim / 8, 0, kHeadDim / 8};
+  a.block_shift = 4;
+  a.table = table.data();
+  a.table_stride = kMostTokens / kBlock;
+  a.kv_lens = lens.data();
+  a.query_start = start.data();
+  a.q = reinterpret_cast<const char*>(q.data());
+  a.out = reinterpret_cast<char*>(out.data());
+  a.q_token = a.out_token = kGroup * kHeadDim * 2;
+  a.q_head = a.out_head = kHeadDim * 2;
+  a.group_size = kGroup;
+  a.mask = batch.mask;
+  a.items = reinterpret_cast<const Item*>(image.data());
+  a.groups = reinterpret_cast<const Group*>(a.items + batch.room.items);
+  a.num_items = batch.room.items;
+  a.num_groups = batch.room.groups;
+  a.state_sums = sums.data();
+  a.state_totals = totals.data();
+  for (std::int32_t i = 0; i < a.num_items; ++i) {
+    ASSERT_EQ(a.items[i].sequence, faulty.sequence);
+    ASSERT_EQ(a.items[i].node, kNoNode);
+  }
+  const auto begin = [&](auto kernel, int threads, int shared_bytes) {
+    model::launch(launch.grid, threads, shared_bytes, launch.overlaps_previous,
+                  [&] { kernel(launch.args); });
+  };
+  launch.overlaps_previous = true;
+  if (faulty.some_fit) {
+    ASSERT_TRUE((start_tiles<Element::kBF16, kHeadDim, KernelSet::kSm90a>(launch, begin)));
+  }
+  launch.kernel = KernelName::kMerge;
+  launch.grid = a.num_groups * 8;
+  ASSERT_TRUE(start_others(launch, begin));
+  EXPECT_EQ(std::memcmp(out.data(), rows.data(), rows.size() * 2), 0) << "rows are not written";
+}
+
+TEST(CudaPaddedPlan, TheKernelsOverAFaultyBatchReadOnlyWhatASequenceWithinTheCapacityHas) {
+  constexpr std::int32_t kLow = -900'000'000, kHigh = 0x7fffffff;
+  const Faulty batches[] = {
+      {{kLow, 1, 2, 3, 4}, {10, 20, 30, 40}, 4, 1},       // the row of q is none
+      {{0, 1, 2, 3, 4}, {kHigh, 20, 30, 40}, 4, 1},       // the node is one of so many tokens
+      {{0, kHigh, kHigh, 3, 4}, {10, 20, 30, 40}, 4, 3},  // the group has so many rows
+      {{0, kHigh - 1, kHigh, kHigh, 4}, {10, 20, 30, 40}, 4, 0, false},
+      {{0, 1, 2, 3, 4}, {-1, -1, 30, 40}, 7, 2},  // another number of sequences
+      {{kLow, 1, 2, 3, 4}, {10, 20, 30, 40}, -3, 1},
+      {{kLow, 1, 1, 9, 9}, {10, 20, 30, 40}, 4, 1},  // only one without rows fits
+  };
+  for (const Faulty& faulty : batches) {
+    for (const std::int32_t causal : {0, 1}) {
+      SCOPED_TRACE(testing::PrintToString(faulty.start) + testing::PrintToString(faulty.lens));
+      ASSERT_NO_FATAL_FAILURE(start_on_faulty_batch(faulty, causal));
     }
   }
 }

@@ -124,8 +124,9 @@ __device__ __forceinline__ void for_each_run(const Sight& sight, Visit&& visit) 
 // ---- nodes
 // ---------------------------------------------------------------------------------------
 
+// of_empty: the sequence of empty items, kNoRows: none fits.
 template <int kThreads>
-__device__ void plan_nodes(const PaddedArgs& a, int n, int with_rows, PlanMemory& memory, int thread) {
+__device__ void plan_nodes(const PaddedArgs& a, int n, int of_empty, PlanMemory& memory, int thread) {
   const int lane = thread & 31, warp = thread >> 5;
   Item* const items = reinterpret_cast<Item*>(a.image);
   Group* const groups = reinterpret_cast<Group*>(items + a.room.items);
@@ -171,10 +172,11 @@ __device__ void plan_nodes(const PaddedArgs& a, int n, int with_rows, PlanMemory
     num_groups += of_groups.all;
     num_items += of_items.all;
   }
-  const int32_t rows = with_rows < n ? PlanSequence(a, with_rows).rows : 0;
-  const Item none = empty_item(with_rows < n ? with_rows : 0, rows, a.room.groups);
+  const int32_t rows = of_empty != kNoRows ? PlanSequence(a, of_empty).rows : 0;
+  const Item none = empty_item(of_empty != kNoRows ? of_empty : 0, rows, a.room.groups);
   for (int i = num_items + thread; i < a.room.items; i += kThreads) items[i] = none;
-  for (int i = num_groups + thread; i <= a.room.groups; i += kThreads) groups[i] = empty_group();
+  for (int i = num_groups + thread; i < a.room.groups; i += kThreads) groups[i] = empty_group();
+  if (thread == 0) groups[a.room.groups] = group_of_empty_items();
 }
 
 // ---- the stream
@@ -400,20 +402,28 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   const int thread = threadIdx.x;
   int n = a.num_sequences == nullptr ? a.max_sequences : *a.num_sequences;
   int32_t wrong = n < 0 || n > a.max_sequences ? a.max_sequences : kNoRows;
-  int32_t with_rows = kNoRows;
+  // Of a number that is wrong, the arrays still have max_sequences entries.
+  const bool counted = wrong == kNoRows;
+  const int num_read = counted ? n : a.max_sequences;
+  const int64_t most_rows = int64_t{a.max_sequences} * a.max_queries;  // of q
+  // The sequence of empty items: the first one with rows, else the first one, of those whose own
+  // lengths are in range. The kernels read its lengths and a row of q even if others are wrong.
+  int32_t of_empty = kNoRows;
   int64_t tokens = 0;
-  if (wrong == kNoRows) {
-    for (int i = thread; i < n; i += kThreads) {
-      const int32_t queries = a.query_start[i + 1] - a.query_start[i], kv_len = a.kv_lens[i];
-      if (kv_len < 0 || kv_len > a.max_sequence_tokens || queries < 0 || queries > a.max_queries)
-        wrong = min(wrong, i);
-      if (queries > 0) with_rows = min(with_rows, i);
-      tokens += kv_len;
-    }
+  for (int i = thread; i < num_read; i += kThreads) {
+    const int32_t start = a.query_start[i], kv_len = a.kv_lens[i];
+    const int64_t queries = int64_t{a.query_start[i + 1]} - start;
+    const bool fits = kv_len >= 0 && kv_len <= a.max_sequence_tokens && queries >= 0 &&
+                      queries <= a.max_queries;
+    if (counted && !fits) wrong = min(wrong, i);
+    if (counted) tokens += kv_len;
+    if (fits && start >= 0 && start + (queries > 0 ? queries : 1) <= most_rows)
+      of_empty = min(of_empty, queries > 0 ? i : a.max_sequences + i);
   }
   tokens = sum_of_block<kThreads>(tokens, memory.wide, thread);
   wrong = least_of_block<kThreads>(wrong, memory.sums[0], thread);
-  with_rows = least_of_block<kThreads>(with_rows, memory.sums[1], thread);
+  of_empty = least_of_block<kThreads>(of_empty, memory.sums[1], thread);
+  if (of_empty >= a.max_sequences && of_empty != kNoRows) of_empty -= a.max_sequences;
   if (wrong == kNoRows && tokens > a.max_tokens) wrong = a.max_sequences;
   if (wrong != kNoRows) {  // an empty plan
     n = 0;
@@ -424,7 +434,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   if (a.room.stream_blocks > 0) {
     plan_stream_of<kThreads>(a, n, memory, thread);
   } else {
-    plan_nodes<kThreads>(a, n, with_rows, memory, thread);
+    plan_nodes<kThreads>(a, n, of_empty, memory, thread);
   }
 }
 

@@ -168,7 +168,9 @@ Status check_params_fit(const AttentionCall& call, const AttendPlan::Impl& plan)
     std::string_view name;
     bool here, there;
   };
-  const bool has_trims = !call.lengths.trim_sinks.empty();
+  // A batch of no sequences has no trims, nor does it miss any.
+  const bool is_idle = plan.plan.capacity && call.lengths.kv_lens.empty();
+  const bool has_trims = is_idle ? plan.has_trims : !call.lengths.trim_sinks.empty();
   const Given given[] = {
       {"params.alibi_slopes", call.alibi_slopes != nullptr, planned.alibi_slopes != nullptr},
       {"params.sink_logits", call.sink_logits != nullptr, planned.sink_logits != nullptr},
@@ -242,6 +244,17 @@ Status check_fits(const AttentionCall& call, const AttendPlan::Impl& plan) {
   return check_memory_of(call);
 }
 
+// A batch of no sequences may come without the trims of its plan, but not for others to be
+// replayed.
+Status check_trims_captured(Kernels& kernels, const AttentionCall& call,
+                            const AttendPlan::Impl& plan, void* stream) {
+  if (!plan.plan.trims || !call.lengths.kv_lens.empty()) return {};
+  if (call.device_trim_sinks != nullptr && call.device_trim_first_kept != nullptr) return {};
+  return check_not_captured(kernels.device(), stream,
+                            "trim_sinks or trim_first_kept is null, and the plan has trims, which "
+                            "a replay for other batches reads");
+}
+
 Status not_padded() {
   return {ErrorCode::kFailedPrecondition,
           "the plan is not padded: plan_attend() with an AttendCapacity makes one that is"};
@@ -305,9 +318,9 @@ Status AttendPlan::check(const AttentionBatch& batch) const {
                                 batch.trim_first_kept};
   const AttentionCall& call = impl_->call;
   const bool positions_matter = call.mask.causal != 0 || call.mask.rule != Rule::kFull;
-  KVFOLIO_RETURN_IF_ERROR(kernels::check_lengths(lengths, batch.block_table_stride,
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_lengths(lengths, call.block_table_stride,
                                                  call.cache.block_size, positions_matter));
-  if (batch.trim_sinks.empty() == impl_->has_trims) {
+  if (!batch.kv_lens.empty() && batch.trim_sinks.empty() == impl_->has_trims) {
     return invalid(concat("batch.trim_sinks and trim_first_kept: ",
                           impl_->has_trims ? "empty, but the plan was made with them"
                                            : "given, but the plan was made without"));
@@ -349,7 +362,7 @@ Result<AttendPlan> make_plan(Kernels& kernels, const DeviceAttention& call,
     impl->num_rows = static_cast<std::int32_t>(
         std::min<std::int64_t>(rows, std::numeric_limits<std::int32_t>::max()));
   }
-  impl->has_trims = !call.batch.trim_sinks.empty();
+  impl->has_trims = impl->plan.capacity ? impl->plan.trims : !call.batch.trim_sinks.empty();
   impl->call.lengths = {};
   impl->target =
       concat(device.target(), impl->plan.family == Family::kGeneral ? "-general" : "-tiles");
@@ -388,6 +401,7 @@ Status plan_on_device(Kernels& kernels, const DeviceAttention& call, const Atten
   KVFOLIO_RETURN_IF_ERROR(check_arrays(call));
   const AttentionCall checked = attention_call(call);
   KVFOLIO_RETURN_IF_ERROR(check_fits(checked, plan.impl()));
+  KVFOLIO_RETURN_IF_ERROR(check_trims_captured(kernels, checked, plan.impl(), stream));
   return kernels.impl().attention.launch_plan(
       plan_args_of(checked, padded, num_sequences, image, workspace, fault), stream);
 }
@@ -420,6 +434,9 @@ Status upload(Kernels& kernels, const AttendPlan& plan, std::span<std::byte> pin
                               .device("image", image)
                               .device("workspace", workspace)
                               .status());
+  // A replay would send what `pinned` holds by then.
+  KVFOLIO_RETURN_IF_ERROR(
+      check_not_captured(kernels.device(), stream, "a plan is uploaded in front of a graph"));
   const auto address = [](std::byte* memory) {
     return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
   };
@@ -456,6 +473,7 @@ Status attend(Kernels& kernels, const DeviceAttention& call, const AttendPlan& p
   KVFOLIO_RETURN_IF_ERROR(check_arrays(call));
   const AttentionCall checked = attention_call(call);
   KVFOLIO_RETURN_IF_ERROR(check_fits(checked, plan.impl()));
+  KVFOLIO_RETURN_IF_ERROR(check_trims_captured(kernels, checked, plan.impl(), stream));
   LaunchInto into{kernels.impl().attention, stream};
   const auto launch = [](void* state, const KernelLaunch& kernel) {
     auto* const to = static_cast<LaunchInto*>(state);

@@ -30,7 +30,7 @@ std::vector<std::string> symbols_in(std::string_view image) {
       launches.insert(launches.end(), tiles.begin(), tiles.end());
     }
   }
-  if (image == "attend") symbols.push_back(plan_kernel_of().symbol);
+  if (image == "attend" || image == "attend_sm80") symbols.push_back(plan_kernel_of().symbol);
   for (const KernelLaunch& launch : launches) {
     if (image_of(launch, set) == image) symbols.push_back(kernel_of(launch, set).symbol);
   }

@@ -286,6 +286,14 @@ class Twins {
   AttentionArgs host;
   DeviceAttention call;
   std::vector<float> got;  // by error_of_layer()
+  template <typename T>
+  T* on_device(const std::vector<T>& values) {
+    const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
+    std::byte* const at = *memory->allocate(bytes);
+    const CopyRun run{at, reinterpret_cast<const std::byte*>(values.data()), bytes};
+    KVFOLIO_CHECK(memory->copy_in({&run, 1}));
+    return reinterpret_cast<T*>(at);
+  }
 
  private:
   static void store(std::byte* data, std::size_t i, float value, DType dtype) {
@@ -306,15 +314,6 @@ class Twins {
     KVFOLIO_CHECK(host_cache_->write_blocks(GroupId(0), blocks, images).ok());
     KVFOLIO_CHECK(device_cache_->write_blocks(GroupId(0), blocks, images).ok());
   }
-  template <typename T>
-  T* on_device(const std::vector<T>& values) {
-    const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
-    std::byte* const at = *memory->allocate(bytes);
-    const CopyRun run{at, reinterpret_cast<const std::byte*>(values.data()), bytes};
-    KVFOLIO_CHECK(memory->copy_in({&run, 1}));
-    return reinterpret_cast<T*>(at);
-  }
-
   std::optional<KVStorage> host_cache_, device_cache_;
   std::vector<std::int32_t> query_start_, kv_lens_, table_;
   std::int32_t stride_ = 0;
@@ -422,7 +421,8 @@ TEST(CudaAttend, AGraphPlansOnTheDeviceAndServesEveryBatchWithinItsCapacity) {
     larger.kv_lens = long_lens;
     larger.block_table_stride = 76;
     EXPECT_EQ(padded->check(larger).message(),
-              "kv_lens[1] is 1201, the capacity is 1200: max_sequence_tokens");
+              "kv_lens[1] is 1201, its table row holds 75 blocks of 16 tokens")
+        << "of the stride that was planned with";
     put(call.query_start, start);
     put(call.kv_lens, long_lens);
     put(count, {2});
@@ -462,6 +462,105 @@ TEST(CudaAttend, AGraphPlansOnTheDeviceAndServesEveryBatchWithinItsCapacity) {
     EXPECT_EQ(planned(*padded, image).message(),
               "the batch has 3 sequences and 3 rows, the plan's capacity is 2 and 2");
   }
+}
+
+// Those that a plan has made, and those that it did not load.
+TEST(CudaAttend, ThePlanningKernelOfOtherKernelsIsSaidToBeMissing) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32, 1);
+  const Result<AttendPlan> plan =
+      plan_attend(*twins.kernels, twins.call, {.max_sequences = 2, .max_sequence_tokens = 1200});
+  ASSERT_TRUE(plan) << plan.error().message();
+  const std::shared_ptr<Kernels> others = *load_kernels(twins.device, {}, kImages);
+  std::byte* const memory = *twins.memory->allocate(1 << 20);
+  const auto planned = [&](Kernels& kernels) {
+    return plan_on_device(kernels, twins.call, *plan, memory, memory, twins.stream.handle());
+  };
+  EXPECT_EQ(planned(*others).code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(planned(*others).message(),
+            "no kernel cuda-plan is loaded on device 0 (Fake 0): make a plan with these kernels "
+            "first");
+  EXPECT_EQ(planned(*twins.kernels).message(), "ok");
+}
+
+TEST(CudaAttend, APlanIsNotUploadedWithinACapture) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32, 1);
+  const Result<AttendPlan> plan = plan_attend(*twins.kernels, twins.call);
+  ASSERT_TRUE(plan);
+  auto pinned = *PinnedMemory::allocate(twins.device, 1 << 16);
+  std::byte* const memory = *twins.memory->allocate(1 << 20);
+  const auto upload_it = [&] {
+    return upload(*twins.kernels, *plan, {pinned.data(), 1 << 16}, memory, memory + (1 << 16),
+                  twins.stream.handle());
+  };
+  const Result<Graph> graph = Graph::capture(twins.device, twins.stream.handle(), upload_it);
+  ASSERT_FALSE(graph);
+  EXPECT_EQ(graph.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(graph.error().message(), HasSubstr("a plan is uploaded in front of a graph"));
+  EXPECT_TRUE(upload_it().ok());
+}
+
+// An idle engine: a step of no sequences has no trims, and misses none.
+TEST(CudaAttend, AStepOfNoSequencesIsServedByAPlanWithTrimsAndMakesOne) {
+  FakeDriver fake;
+  Twins twins(fake, DType::kF32, 24, DType::kF32, 1);
+  DeviceAttention& call = twins.call;
+  const AttendCapacity capacity = {.max_sequences = 2, .max_sequence_tokens = 1200};
+  const std::vector<std::int32_t> sinks{4, 0}, kept{900, 0}, none{0, 0};
+  DeviceAttention full = call, idle = call;
+  full.batch.trim_sinks = sinks;
+  full.batch.trim_first_kept = kept;
+  full.trim_sinks = twins.on_device(sinks);
+  full.trim_first_kept = twins.on_device(kept);
+  idle.batch.query_start = {none.data(), 1};
+  idle.batch.kv_lens = {};
+  idle.q.num_tokens = idle.out.num_tokens = 0;
+  DeviceAttention idle_with = idle;
+  idle_with.trim_sinks = full.trim_sinks;
+  idle_with.trim_first_kept = full.trim_first_kept;
+
+  std::byte* const memory = *twins.memory->allocate(1 << 20);
+  std::byte* const workspace = memory + (1 << 16);
+  auto* const count = twins.on_device(std::vector<std::int32_t>{2});
+  void* const stream = twins.stream.handle();
+  const auto rows = [&] {
+    KVFOLIO_CHECK(twins.stream.synchronize().ok());
+    std::vector<std::byte> got(2 * 4 * 24 * 4);
+    const CopyRun run{got.data(), call.out.data, static_cast<std::int64_t>(got.size())};
+    KVFOLIO_CHECK(twins.memory->copy_out({&run, 1}));
+    return got;
+  };
+  const Result<AttendPlan> of_full = plan_attend(*twins.kernels, full, capacity);
+  const Result<AttendPlan> of_idle = plan_attend(*twins.kernels, idle_with, capacity);
+  const Result<AttendPlan> without = plan_attend(*twins.kernels, idle, capacity);
+  ASSERT_TRUE(of_full && of_idle && without);
+  const auto step = [&](const DeviceAttention& with, const AttendPlan& plan) -> Status {
+    KVFOLIO_RETURN_IF_ERROR(
+        plan_on_device(*twins.kernels, with, plan, memory, workspace, stream, count));
+    return attend(*twins.kernels, with, plan, memory, workspace, stream);
+  };
+  std::memset(call.out.data, 0xee, 2 * 4 * 24 * 4);
+  ASSERT_EQ(step(full, *of_full).message(), "ok");
+  const std::vector<std::byte> want = rows();
+  // Captured with the idle step, replayed for the full one, whose trims lie where they lay.
+  for (const AttendPlan* const plan : {&*of_full, &*of_idle}) {
+    EXPECT_TRUE(plan->check(full.batch).ok());
+    EXPECT_TRUE(plan->check(idle.batch).ok());
+    Result<Graph> graph =
+        Graph::capture(twins.device, stream, plan->shape(), [&] { return step(idle_with, *plan); });
+    ASSERT_TRUE(graph) << graph.error().message();
+    std::memset(call.out.data, 0xee, want.size());
+    ASSERT_TRUE(graph->launch(stream, plan->shape()).ok());
+    EXPECT_EQ(rows(), want);
+    EXPECT_EQ(step(idle, *plan).message(), "ok") << "nothing is replayed";
+    const Result<Graph> refused =
+        Graph::capture(twins.device, stream, plan->shape(), [&] { return step(idle, *plan); });
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().message(), HasSubstr("trim_sinks or trim_first_kept is null"));
+  }
+  EXPECT_THAT(step(full, *without).message(), HasSubstr("but the plan was made without"));
+  EXPECT_EQ(step(idle_with, *without).message(), "ok");
 }
 
 // A kernel that no device has shown is asked for by name.
@@ -736,6 +835,28 @@ TEST(CudaAttendCards, EachTakesItsImagesAndTheKernelsThatItHasRoomFor) {
     if (rows.empty()) rows = twins.got;
     EXPECT_EQ(rows, twins.got);
   }
+}
+
+// Of choose_kernels() alone: the images of this test have head_dim 64.
+TEST(CudaAttendCards, HeadDim256IsSaidToBeLeftOutWhereCudaGeneralTakesIt) {
+  AttentionCall call;
+  call.cache.element = call.q_element = Element::kBF16;
+  call.cache.dim_k = call.cache.dim_v = 256;
+  const SharedMemory shared = {.of_block = 101376, .of_sm = 102400, .kept_of_block = 1024};
+  const auto left_out = [&](KernelSet set) {
+    return choose_kernels(call, set, shared, 132, "a card").left_out;
+  };
+  const std::vector<std::string> said = {
+      "cuda-node of bf16, head_dim 256, is compiled for compute capability 9.0 alone"};
+  EXPECT_EQ(left_out(KernelSet::kSm80), said);
+  call.q_element = Element::kF32;  // cuda-general's on every card
+  EXPECT_TRUE(left_out(KernelSet::kSm80).empty());
+  call.cache.element = Element::kInt8;
+  EXPECT_TRUE(left_out(KernelSet::kSm80).empty());
+  call.q_element = Element::kF16;
+  EXPECT_EQ(left_out(KernelSet::kSm80).size(), 1u);
+  call.cache.dim_v = 128;
+  EXPECT_TRUE(left_out(KernelSet::kSm80).empty());
 }
 
 TEST(CudaAttendCards, TheKernelThatIsAskedForStartsWhereTheCardHasItAndIsNamed) {

@@ -5,6 +5,7 @@
 // attend().
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -127,6 +128,11 @@ Status check_sizes(const BatchAttentionPlan& step, const BatchAttentionOptions& 
         concat("the plan has ", n, " sequences, there is room for ", options.max_sequences));
   }
   KVFOLIO_RETURN_IF_ERROR(check_entries("kv_last_page_len", step.kv_last_page_len.size(), n));
+  if (options.padded && options.max_queries > 1 && step.qo_indptr.empty()) {
+    return invalid(concat("qo_indptr is empty, needed: ", n + 1,
+                          " entries, in a decode 0, 1, 2 ...", ": a padded plan of max_queries ",
+                          options.max_queries, " has one mask for decodes and chunks"));
+  }
   if (!step.qo_indptr.empty()) {
     KVFOLIO_RETURN_IF_ERROR(check_entries("qo_indptr", step.qo_indptr.size(), n + 1));
     KVFOLIO_RETURN_IF_ERROR(check_indptr("qo_indptr", step.qo_indptr));
@@ -176,17 +182,47 @@ Status read_lengths(const BatchAttentionPlan& step, HostLengths& to) {
   return {};
 }
 
-AttentionParams params_of(const BatchAttentionPlan& step) {
+AttentionParams params_of(const BatchAttentionPlan& step, const BatchAttentionOptions& options) {
   AttentionParams params;
   params.scale = step.sm_scale != 0
                      ? step.sm_scale
                      : 1.0 / std::sqrt(static_cast<double>(step.paged_kv.head_dim_k));
   // The one row of a decode is the last position: it sees the same either way, and a sequence
-  // without pages is allowed.
-  params.causal = step.causal && !step.qo_indptr.empty();
+  // without pages is allowed. A padded plan has one mask for all steps.
+  params.causal =
+      step.causal && (options.padded ? options.max_queries > 1 : !step.qo_indptr.empty());
   if (step.window_left >= 0) params.rule = GroupRule::of_window(step.window_left + 1);
   params.soft_cap = step.logits_soft_cap;
   return params;
+}
+
+std::string text_of(double number) {
+  char digits[32];
+  return {digits, std::to_chars(digits, digits + sizeof(digits), number).ptr};
+}
+std::string text_of(bool is) { return is ? "true" : "false"; }
+std::string text_of_window(const GroupRule& rule) {
+  return rule.kind() == AttentionKind::kFull ? "-1"
+                                             : text_of(static_cast<double>(rule.window() - 1));
+}
+
+// A captured run() keeps them, and no shape() says so.
+Status check_kept(const AttentionParams& step, const AttentionParams& kept) {
+  struct Kept {
+    std::string_view name;
+    std::string here, there;
+  };
+  const Kept all[] = {{"causal", text_of(step.causal), text_of(kept.causal)},
+                      {"sm_scale", text_of(step.scale), text_of(kept.scale)},
+                      {"window_left", text_of_window(step.rule), text_of_window(kept.rule)},
+                      {"logits_soft_cap", text_of(step.soft_cap), text_of(kept.soft_cap)}};
+  for (const Kept& one : all) {
+    if (one.here == one.there) continue;
+    return invalid(concat(one.name, " is ", one.here, ", that of the first padded plan is ",
+                          one.there,
+                          ", which a captured graph keeps: make another BatchAttention"));
+  }
+  return {};
 }
 
 }  // namespace
@@ -210,7 +246,8 @@ struct BatchAttention::Impl {
   std::size_t next = 0;
   std::optional<AttendPlan> plan;
   HostLengths lengths, coming;
-  DeviceAttention call;  // of the plan, but for what run() is given
+  DeviceAttention call;                 // of the plan, but for what run() is given
+  std::optional<AttentionParams> kept;  // of the first plan that was padded
 
   Status allocate();
   [[nodiscard]] DeviceAttention call_of(const BatchAttentionPlan& step) const;
@@ -268,7 +305,7 @@ DeviceAttention BatchAttention::Impl::call_of(const BatchAttentionPlan& step) co
                 .block_table_stride = columns};
   made.query_start = memory.at<const std::int32_t>(at.query_start);
   made.kv_lens = memory.at<const std::int32_t>(at.kv_lens);
-  made.params = params_of(step);
+  made.params = params_of(step, options);
   // Rows come with run(); here is only what they look like.
   auto* const rows = memory.at<std::byte>(at.workspace);
   const std::int32_t count = coming.query_start.back();
@@ -424,6 +461,7 @@ Status BatchAttention::plan(const BatchAttentionPlan& step, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(
       check_not_captured(m.kernels->device(), stream, "a plan is made in front of a graph"));
   const DeviceAttention call = m.call_of(step);
+  if (m.kept) KVFOLIO_RETURN_IF_ERROR(check_kept(call.params, *m.kept));
   Result<AttendPlan> made = m.options.padded ? plan_attend(*m.kernels, call, m.capacity_of(step))
                                              : plan_attend(*m.kernels, call);
   if (!made) return made.error();
@@ -434,6 +472,7 @@ Status BatchAttention::plan(const BatchAttentionPlan& step, void* stream) {
   m.call = call;  // its spans are of what is swapped now, and stay
   std::swap(m.lengths, m.coming);
   m.plan = *std::move(made);
+  if (m.options.padded) m.kept = m.call.params;
   return {};
 }
 

@@ -484,6 +484,89 @@ TEST(BatchAttention, OneGraphComputesEveryStepWithinAPaddedPlansCapacity) {
   }
 }
 
+// Decodes, chunks and verified drafts by one graph: each row sees what is before it.
+TEST(BatchAttention, APaddedGraphOfSeveralQueriesIsCausalInEveryStep) {
+  WorldOptions options;
+  options.attention.workspace_bytes = 8 << 20;
+  options.attention.padded = true;
+  options.attention.max_queries = 5;
+  World world(options);
+  Graph graph;
+  const std::vector<std::pair<std::int32_t, std::int32_t>> steps[] = {
+      {{1, 300}, {1, 7}}, {{5, 40}, {2, 1030}, {1, 9}}, {{3, 3}}, {{0, 8}, {5, 1400}}};
+  const auto causal = [](BatchAttentionPlan& step) { step.causal = true; };
+  for (const auto& sequences : steps) {
+    Batch batch;
+    for (const auto& [queries, tokens] : sequences) batch.add(world.random, queries, tokens);
+    const Status planned = world.plan(batch, causal);
+    ASSERT_TRUE(planned.ok()) << planned.message();
+    if (graph.handle() == nullptr) {
+      graph = *Graph::capture(world.device, world.stream.handle(), world.attention->shape(),
+                              [&] { return world.run(batch); });
+    }
+    ASSERT_TRUE(graph.launch(world.stream.handle(), world.attention->shape()).ok());
+    EXPECT_LT(world.error_of(batch, world.params(true)), 1e-5);
+  }
+  EXPECT_EQ(world.plan(decode_of(world.random, {30, 4}), causal).message(),
+            "qo_indptr is empty, needed: 3 entries, in a decode 0, 1, 2 ...: a padded plan of "
+            "max_queries 5 has one mask for decodes and chunks");
+}
+
+TEST(BatchAttention, WhatAPaddedGraphKeepsMayNotChangeFromStepToStep) {
+  struct Change {
+    std::function<void(BatchAttentionPlan&)> make;
+    const char* sentence;
+  };
+  const Change changes[] = {
+      {[](BatchAttentionPlan& step) { step.causal = false; },
+       "causal is false, that of the first padded plan is true"},
+      {[](BatchAttentionPlan& step) { step.sm_scale = 0.25; },
+       "sm_scale is 0.25, that of the first padded plan is 0.5"},
+      {[](BatchAttentionPlan& step) { step.window_left = 1999; },
+       "window_left is 1999, that of the first padded plan is 2000"},
+      {[](BatchAttentionPlan& step) { step.window_left = -1; },
+       "window_left is -1, that of the first padded plan is 2000"},
+      {[](BatchAttentionPlan& step) { step.logits_soft_cap = 30.5; },
+       "logits_soft_cap is 30.5, that of the first padded plan is 0"},
+  };
+  for (const bool padded : {true, false}) {
+    WorldOptions options;
+    options.attention.workspace_bytes = 8 << 20;
+    options.attention.padded = padded;
+    options.attention.max_queries = padded ? 3 : 1;
+    World world(options);
+    Batch batch;
+    batch.add(world.random, 2, 50);
+    const auto first = [](BatchAttentionPlan& step) {
+      step.causal = true;
+      step.sm_scale = 0.5;
+      step.window_left = 2000;
+    };
+    ASSERT_TRUE(world.plan(batch, first).ok());
+    for (const Change& change : changes) {
+      const auto both = [&](BatchAttentionPlan& step) {
+        first(step);
+        change.make(step);
+      };
+      const std::string said(world.plan(batch, both).message());
+      if (padded) {
+        EXPECT_THAT(said, HasSubstr(change.sentence));
+      } else {
+        EXPECT_EQ(said, "ok");
+      }
+    }
+    ASSERT_TRUE(world.plan(batch, first).ok());
+  }
+  // The only row of a decode sees the same either way.
+  WorldOptions options;
+  options.attention.padded = true;
+  World world(options);
+  const Batch decode = decode_of(world.random, {30, 4});
+  ASSERT_TRUE(world.plan(decode).ok());
+  const auto causal = [](BatchAttentionPlan& step) { step.causal = true; };
+  EXPECT_TRUE(world.plan(decode, causal).ok());
+}
+
 TEST(BatchAttention, APlanIsNotMadeWithinACapture) {
   World world;
   const Batch batch = decode_of(world.random, {100, 3});
