@@ -294,8 +294,8 @@ class Offload {
   KVFOLIO_API OffloadLeft drain(std::uint64_t now_us);
 
   // With OffloadOptions::hold_stores: what is findable now may be stored; what becomes findable
-  // from here on waits for the next call. Looks at each block of the cache. left() and idle() do
-  // not count what waits for it. Nothing without that option.
+  // from here on waits for the next call, and keeps nothing else waiting. Looks at each block of
+  // the cache. drain() and idle() do not count what waits for it. Nothing without that option.
   KVFOLIO_API void release_stores();
 
   // As the manager's, and see above: `blocks` are those of the cache. Requests that are concerned

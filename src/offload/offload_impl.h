@@ -25,6 +25,7 @@
 #include "offload/block_names.h"
 #include "offload/epochs.h"
 #include "offload/forgotten_roots.h"
+#include "offload/held_stores.h"
 #include "offload/ops.h"
 #include "offload/requests.h"
 #include "offload/steps.h"
@@ -121,12 +122,9 @@ class Offload::Impl {
 
   // ---- offload_store.cc ----
   void store_findable(bool draining);
-  void note_held() noexcept;
   [[nodiscard]] bool has_room_to_drain() const;
-  bool store_unnamed();
-  [[nodiscard]] bool is_held(const FindableBlock& block) const noexcept {
-    return options_.hold_stores && block.serial > released_;
-  }
+  bool store_unnamed(bool draining);
+  [[nodiscard]] Status check_stores() const;
   Begun store_block(const FindableBlock& block, const BlockNames::Name& name);
   bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
@@ -242,8 +240,8 @@ class Offload::Impl {
   std::vector<SequenceReady> ready_, ready_next_;
   OffloadCounters counters_;
   bool more_findable_ = true;
-  std::uint64_t released_ = 0;         // serials up to this one may be stored, if stores are held
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
+  HeldStores held_;                    // the same, until release_stores()
   std::vector<Storing> storing_;
   // What was loaded, until the manager lists it as findable: tiers have it.
   std::unordered_set<TierKey, TierKeyHash> loaded_;

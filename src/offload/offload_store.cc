@@ -8,11 +8,14 @@
 #include <array>
 
 #include "base/mutants.h"
+#include "base/text.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/storage.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
+
+using text::concat;
 
 namespace {
 // What it costs to find that there is nothing to copy, in bytes that could be copied meanwhile.
@@ -38,7 +41,7 @@ void Offload::Impl::store_findable(bool draining) {
     if (draining && !has_room_to_drain()) return;
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;
     const auto wanted = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 1, 64));
-    if (!store_unnamed()) return note_held();
+    if (!store_unnamed(draining)) return;
     const std::int32_t taken = manager_.take_findable(std::span(blocks).first(wanted));
     steps_.took(taken);
     for (const FindableBlock& block :
@@ -50,9 +53,9 @@ void Offload::Impl::store_findable(bool draining) {
         budget_ -= kLookBytes;
       }
     }
-    if (!store_unnamed()) return note_held();
+    if (!store_unnamed(draining)) return;
     if (static_cast<std::size_t>(taken) < wanted) {
-      // Steps in flight keep theirs in the list.
+      // Steps in flight keep theirs in the list. What is held is not waited for.
       more_findable_ = manager_.num_steps() > 0;
       return;
     }
@@ -78,34 +81,47 @@ bool Offload::Impl::has_room_to_drain() const {
   return busy == 0 || (busy + 1) * largest_record_ <= stats.bytes;
 }
 
-// What is held is not waited for; steps in flight may bring more of it.
-void Offload::Impl::note_held() noexcept {
-  if (!unnamed_.empty() && is_held(unnamed_.front())) more_findable_ = manager_.num_steps() > 0;
-}
-
-// The newest entry is the largest serial, wherever its block lies.
+// In front of what became findable later.
 void Offload::Impl::release_stores() {
-  const auto& groups = manager_.spec().groups;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (std::int32_t block = 0; block < groups[g].num_blocks; ++block) {
-      const auto serial =
-          manager_.entry_serial(GroupId(static_cast<std::int32_t>(g)), BlockId(block));
-      if (serial) released_ = std::max(released_, *serial);
-    }
-  }
+  if (!held_.is_on()) return;
+  held_.release(
+      [this](GroupId group, BlockId block) {
+        const auto serial = manager_.entry_serial(group, block);
+        return serial ? *serial : 0;
+      },
+      [this](const std::vector<FindableBlock>& blocks) {
+        unnamed_.insert(unnamed_.begin(), blocks.begin(), blocks.end());
+      });
   more_findable_ = true;
 }
 
-// Blocks that were taken from the manager's list; a long way to a name may take several polls.
-// False: there are more than this poll has steps for, or the first of them is held.
-bool Offload::Impl::store_unnamed() {
+Status Offload::Impl::check_stores() const {
+  KVFOLIO_RETURN_IF_ERROR(held_.check());
+  if (!unnamed_.empty() && !more_findable_) {
+    return {ErrorCode::kAborted, concat("offload: ", unnamed_.size(), " blocks wait for no poll")};
+  }
+  for (const FindableBlock& block : unnamed_) {
+    if (!held_.holds(block)) continue;
+    return {ErrorCode::kAborted, concat("offload: block ", block.block.value(), " of group ",
+                                        block.group.value(), " waits to be stored and is held")};
+  }
+  return {};
+}
+
+// Blocks that were taken from the manager's list; a long way to a name may take several polls, and
+// so may many that were released at once. False: there are more than this poll has room for.
+bool Offload::Impl::store_unnamed(bool draining) {
   for (; !unnamed_.empty(); unnamed_.pop_front()) {
-    if (!steps_.has_any() || !has_room_to_store()) return false;
+    if (budget_ <= 0 || !steps_.has_any() || !has_room_to_store()) return false;
+    if (draining && !has_room_to_drain()) return false;
     const FindableBlock& block = unnamed_.front();
     // Another entry of the block has a place in the list of its own.
     const auto serial = manager_.entry_serial(block.group, block.block);
     if (!serial || *serial != block.serial) continue;
-    if (is_held(block)) return false;
+    if (held_.is_held(block)) {
+      held_.hold(block);
+      continue;
+    }
     const std::int64_t before = names_.num_steps();
     const auto name = names_.name_within(steps_.left(), block.group, block.block);
     steps_.took(names_.num_steps() - before);
