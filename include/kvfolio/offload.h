@@ -294,9 +294,9 @@ class Offload {
   KVFOLIO_API OffloadLeft drain(std::uint64_t now_us);
 
   // With OffloadOptions::hold_stores: what is findable now may be stored; what becomes findable
-  // from here on waits for the next call, as does what a step writes that is not complete. Looks at
-  // each block that became findable since. left() and idle() do not count what waits for it.
-  // Nothing without that option.
+  // from here on waits for the next call, as does what a step writes that is not complete; it keeps
+  // nothing else waiting. Looks at each block of the cache. left(), drain() and idle() do not count
+  // what waits for it. Nothing without that option.
   KVFOLIO_API void release_stores();
 
   // As the manager's, and see above: `blocks` are those of the cache. Requests that are concerned

@@ -136,6 +136,7 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
     ports_.emplace_back(tier, options.arena_bytes / (num_tiers + 1), largest_record_,
                         alignment_of(options.tiers));
   }
+  if (options.hold_stores) held_ = HeldStores(manager_.spec().groups);
   forgets_seen_ = manager_.forget_count();
 }
 
@@ -326,6 +327,7 @@ Status Offload::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(forgotten_.check());
   KVFOLIO_RETURN_IF_ERROR(names_.check());
   KVFOLIO_RETURN_IF_ERROR(requests_.check());
+  KVFOLIO_RETURN_IF_ERROR(check_stores());
   if (loads_wanted == std::ssize(requests_.arrivals())) return arena_->check_invariants();
   return {ErrorCode::kAborted, concat("offload: ", loads_wanted, " loads are waited for, ",
                                       requests_.arrivals().size(), " arrive")};

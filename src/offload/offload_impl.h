@@ -25,6 +25,7 @@
 #include "offload/block_names.h"
 #include "offload/epochs.h"
 #include "offload/forgotten_roots.h"
+#include "offload/held_stores.h"
 #include "offload/ops.h"
 #include "offload/requests.h"
 #include "offload/steps.h"
@@ -121,13 +122,9 @@ class Offload::Impl {
 
   // ---- offload_store.cc ----
   void store_findable(bool draining);
-  void note_held() noexcept;
   [[nodiscard]] bool has_room_to_drain() const;
-  bool store_unnamed();
-  void drop_unnamed();
-  [[nodiscard]] bool first_is_held() const noexcept {
-    return options_.hold_stores && num_released_ == 0;
-  }
+  bool store_unnamed(bool draining);
+  [[nodiscard]] Status check_stores() const;
   Begun store_block(const FindableBlock& block, const BlockNames::Name& name);
   bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
@@ -244,7 +241,7 @@ class Offload::Impl {
   OffloadCounters counters_;
   bool more_findable_ = true;
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
-  std::size_t num_released_ = 0;       // of these, the first: may be stored, if stores are held
+  HeldStores held_;                    // the same, until release_stores()
   std::vector<Storing> storing_;
   // What was loaded, until the manager lists it as findable: tiers have it.
   std::unordered_set<TierKey, TierKeyHash> loaded_;

@@ -8,11 +8,14 @@
 #include <array>
 
 #include "base/mutants.h"
+#include "base/text.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/storage.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
+
+using text::concat;
 
 namespace {
 // What it costs to find that there is nothing to copy, in bytes that could be copied meanwhile.
@@ -38,21 +41,23 @@ void Offload::Impl::store_findable(bool draining) {
     if (draining && !has_room_to_drain()) return;
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;
     const auto wanted = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 1, 64));
-    if (!store_unnamed()) return note_held();
+    if (!store_unnamed(draining)) return;
     const std::int32_t taken = manager_.take_findable(std::span(blocks).first(wanted));
     steps_.took(taken);
     for (const FindableBlock& block :
          std::span(blocks).first(static_cast<std::size_t>(std::max(taken, 0)))) {
       // A tail waits for the tokens that fill its block.
-      if (block.end % block_size(block.group) == 0) {
-        unnamed_.push_back(block);
-      } else {
+      if (block.end % block_size(block.group) != 0) {
         budget_ -= kLookBytes;
+      } else if (held_.is_on()) {
+        held_.hold(block);
+      } else {
+        unnamed_.push_back(block);
       }
     }
-    if (!store_unnamed()) return note_held();
+    if (!store_unnamed(draining)) return;
     if (static_cast<std::size_t>(taken) < wanted) {
-      // Steps in flight keep theirs in the list.
+      // Steps in flight keep theirs in the list. What is held is not waited for.
       more_findable_ = manager_.num_steps() > 0;
       return;
     }
@@ -78,43 +83,55 @@ bool Offload::Impl::has_room_to_drain() const {
   return busy == 0 || (busy + 1) * largest_record_ <= stats.bytes;
 }
 
-// What is held is not waited for; steps in flight may bring more of it.
-void Offload::Impl::note_held() noexcept {
-  if (!unnamed_.empty() && first_is_held()) more_findable_ = manager_.num_steps() > 0;
-}
-
-// What the list gives is written, and comes in front of what it keeps and of what is yet to come.
+// What the list gives is written; what it keeps, a step in flight still writes.
 void Offload::Impl::release_stores() {
-  if (!options_.hold_stores) return;
+  if (!held_.is_on()) return;
   std::array<FindableBlock, 64> blocks;
   std::int32_t taken = 0;
   do {
     taken = manager_.take_findable(blocks);
     for (const FindableBlock& block :
          std::span(blocks).first(static_cast<std::size_t>(std::max(taken, 0)))) {
-      // A tail waits for the tokens that fill its block.
-      if (block.end % block_size(block.group) == 0) unnamed_.push_back(block);
+      if (block.end % block_size(block.group) == 0) held_.hold(block);
     }
   } while (taken == std::ssize(blocks));
-  num_released_ = unnamed_.size();
+  const auto serial_of = [this](GroupId group, BlockId block) {
+    const auto serial = manager_.entry_serial(group, block);
+    return serial ? *serial : 0;
+  };
+  // However often this is called between polls, no more wait than there are blocks.
+  std::erase_if(unnamed_, [&](const FindableBlock& block) {
+    return serial_of(block.group, block.block) != block.serial;
+  });
+  held_.release(serial_of, [this](const std::vector<FindableBlock>& blocks) {
+    unnamed_.insert(unnamed_.end(), blocks.begin(), blocks.end());
+  });
   more_findable_ = true;
 }
 
-void Offload::Impl::drop_unnamed() {
-  unnamed_.pop_front();
-  if (num_released_ > 0) --num_released_;
+Status Offload::Impl::check_stores() const {
+  KVFOLIO_RETURN_IF_ERROR(held_.check());
+  if (!unnamed_.empty() && !more_findable_) {
+    return {ErrorCode::kAborted, concat("offload: ", unnamed_.size(), " blocks wait for no poll")};
+  }
+  for (const FindableBlock& block : unnamed_) {
+    if (!held_.holds(block)) continue;
+    return {ErrorCode::kAborted, concat("offload: block ", block.block.value(), " of group ",
+                                        block.group.value(), " waits to be stored and is held")};
+  }
+  return {};
 }
 
-// Blocks that were taken from the manager's list; a long way to a name may take several polls.
-// False: there are more than this poll has steps for, or the first of them is held.
-bool Offload::Impl::store_unnamed() {
-  for (; !unnamed_.empty(); drop_unnamed()) {
-    if (!steps_.has_any() || !has_room_to_store()) return false;
+// Blocks that were taken from the manager's list; a long way to a name may take several polls, and
+// so may many that were released at once. False: there are more than this poll has room for.
+bool Offload::Impl::store_unnamed(bool draining) {
+  for (; !unnamed_.empty(); unnamed_.pop_front()) {
+    if (budget_ <= 0 || !steps_.has_any() || !has_room_to_store()) return false;
+    if (draining && !has_room_to_drain()) return false;
     const FindableBlock& block = unnamed_.front();
     // Another entry of the block has a place in the list of its own.
     const auto serial = manager_.entry_serial(block.group, block.block);
     if (!serial || *serial != block.serial) continue;
-    if (first_is_held()) return false;
     const std::int64_t before = names_.num_steps();
     const auto name = names_.name_within(steps_.left(), block.group, block.block);
     steps_.took(names_.num_steps() - before);

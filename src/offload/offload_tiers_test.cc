@@ -162,6 +162,97 @@ TEST(Offload, AReleaseLetsGoOfNothingThatAStepInFlightWrites) {
   EXPECT_EQ(tier.records.size(), 16u);
 }
 
+// Both are findable; the release sees that neither is written.
+TEST(Offload, NothingWaitsBehindABlockThatIsHeld) {
+  Cache cache(test::full(40));
+  OffloadOptions options;
+  options.hold_stores = true;
+  const auto offload = offload_of(cache, {}, 1 << 20, options);
+  KVCacheManager& manager = cache.manager;
+  const std::vector<std::int32_t> first = prompt_of(1, 8), second = prompt_of(2, 8);
+  const auto commit = [&](std::span<const std::int32_t> tokens) {
+    const SequenceId id = manager.open(tokens)->sequence;
+    const Ticket step = *manager.begin_step();
+    EXPECT_TRUE(manager.append(id, tokens).ok() && manager.plan() && manager.run_copies().ok());
+    EXPECT_TRUE(manager.commit(step).ok());
+    return step;
+  };
+  const Ticket slow = commit(first);  // findable, and being written
+  offload->release_stores();
+  const Ticket last = commit(second);
+  run_to_the_end(*offload);
+  EXPECT_TRUE(manager.complete(slow).ok());
+  run_to_the_end(*offload, 700'000'000);
+  EXPECT_EQ(offload->counters().stores, 0u);
+  offload->release_stores();  // of the first alone
+  EXPECT_TRUE(manager.complete(last).ok());
+  EXPECT_FALSE(offload->idle());
+  run_to_the_end(*offload, 800'000'000);
+  EXPECT_TRUE(offload->idle());
+  EXPECT_FALSE(offload->drain(900'000'000).any());
+  EXPECT_EQ(offload->counters().stores, 1u);
+  EXPECT_TRUE(offload->check_invariants().ok());
+  offload->release_stores();
+  run_to_the_end(*offload, 1'000'000'000);
+  EXPECT_EQ(offload->counters().stores, 2u);
+}
+
+TEST(Offload, WhatIsReleasedAtOnceIsStoredWithinTheBytesOfAPoll) {
+  Cache cache(test::full(40));
+  OffloadOptions options;
+  options.hold_stores = true;
+  options.bytes_per_poll = 4 * test::kFullRecord;  // stores: half of it
+  const auto offload = offload_of(cache, {}, 1 << 20, options);
+  cache.compute(prompt_of(1, 256));
+  run_to_the_end(*offload);
+  offload->release_stores();
+  for (std::uint64_t polls = 1; polls <= 16; ++polls) {
+    offload->poll(700'000'000 + polls);
+    EXPECT_EQ(offload->counters().stores, 2 * polls);
+    EXPECT_TRUE(offload->check_invariants().ok());
+  }
+  run_to_the_end(*offload, 800'000'000);
+  EXPECT_EQ(offload->counters().stores, 32u);
+}
+
+// drain() gives a tier no more than it takes, also of what was released at once.
+TEST(Offload, ADrainOfWhatWasReleasedDropsNothingBecauseATierIsBehind) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier, .store_bytes_max = test::kFullRecord}};
+  Cache cache(test::full(40));
+  OffloadOptions options;
+  options.hold_stores = true;
+  const auto offload = offload_of(cache, tiers, 6 * test::kFullRecord, options);
+  cache.compute(prompt_of(1, 256));
+  run_to_the_end(*offload);
+  offload->release_stores();
+  for (int i = 0; i < 1000 && offload->drain(700'000'000).any(); ++i) {
+    EXPECT_TRUE(offload->check_invariants().ok());
+  }
+  EXPECT_EQ(tier.records.size(), 32u);
+  EXPECT_EQ(offload->counters().stores_dropped + offload->counters().tier_stores_dropped, 0u);
+}
+
+// Entries that are gone, too, if nothing is ever released.
+TEST(Offload, WhatIsHeldAndEvictedIsNotStoredWhenItsBlocksAreReleased) {
+  Cache cache(test::full(40));
+  OffloadOptions options;
+  options.hold_stores = true;
+  const auto offload = offload_of(cache, {}, 1 << 20, options);
+  for (int number = 0; number < 20; ++number) {
+    evict_all(cache);
+    cache.compute(prompt_of(number, 64));
+    offload->poll(1'000'000 + static_cast<std::uint64_t>(number));
+    EXPECT_TRUE(offload->check_invariants().ok());
+  }
+  run_to_the_end(*offload);
+  offload->release_stores();
+  run_to_the_end(*offload, 700'000'000);
+  EXPECT_EQ(offload->counters().stores, 8u);
+  evict_all(cache);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(19, 64), {}, 900'000'000).cached_tokens, 63);
+}
+
 TEST(Offload, ComputesWhatWouldTakeLongerToLoad) {
   const auto records = left_by_a_first_process(prompt_of(1, 64));
   for (const bool fast : {false, true}) {

@@ -53,6 +53,7 @@ class FrailMemory final : public MemoryResource {
 struct Totals {
   OffloadCounters counters;
   std::uint64_t ready = 0, forgotten = 0, restarts = 0, in_flight = 0, damaged = 0;
+  std::uint64_t releases = 0;
   std::uint64_t copied_late = 0, copies_failed = 0, copies_refused = 0;
 
   void add(const OffloadCounters& more) {
@@ -84,6 +85,7 @@ class Storm : test::Traffic {
     if (chance(30)) options_.load_bytes_per_s = 1e6;
     if (chance(60)) options_.prefill_tokens_per_s = 1e4;
     options_.resource = &memory_;
+    options_.hold_stores = chance(30);
     create();
   }
   ~Storm() { offload_.reset(); }  // before its tiers
@@ -103,6 +105,7 @@ class Storm : test::Traffic {
       default:
         break;
     }
+    if (options_.hold_stores && random_() % 100 == 0) release();
     // What has arrived and is not sealed yet has no checksum that could show damage.
     const bool may_damage = !manager_.storage()->copies_later() || offload_->arena().writing == 0;
     if (random_() % 150 == 0 && may_damage) {
@@ -123,6 +126,13 @@ class Storm : test::Traffic {
     for (const auto& tier : tiers_) static_cast<void>(tier->close({now_us_}));
     for (int i = 0; i < 3000 && !offload_->idle(); ++i) poll();
     check_nothing_is_left();
+    check_held();
+    release();
+    for (int i = 0; i < 3000 && !offload_->idle(); ++i) poll();
+    check_nothing_is_left();
+    // What may be stored was taken from the manager's list, and what is held does not stay there.
+    FindableBlock block;
+    EXPECT_EQ(manager_.take_findable({&block, 1}), 0);
     totals.add(offload_->counters());
     offload_.reset();
     for (const auto& tier : tiers_) EXPECT_EQ(tier->in_flight(), 0u);
@@ -131,6 +141,7 @@ class Storm : test::Traffic {
     totals.restarts += restarts_;
     totals.in_flight += polls_in_flight_;
     totals.damaged += damaged_;
+    totals.releases += releases_;
     totals.add(before_restarts_);
   }
 
@@ -156,6 +167,7 @@ class Storm : test::Traffic {
       if (chance(20)) one.load_bytes_max = 3000;
     }
     options_.tiers = tiers;
+    is_released_ = !options_.hold_stores;
     auto made = Offload::create(manager_, options_);
     ASSERT_TRUE(made) << made.error();
     offload_ = *std::move(made);
@@ -184,11 +196,22 @@ class Storm : test::Traffic {
     create();
   }
 
+  void release() {
+    check_held();
+    offload_->release_stores();
+    is_released_ = true;
+    ++releases_;
+  }
+  void check_held() const {
+    EXPECT_TRUE(is_released_ || offload_->counters().stores == 0) << "stored what is held";
+  }
+
   FrailMemory memory_;
   std::vector<std::unique_ptr<MemoryTier>> tiers_;
   OffloadOptions options_;
   OffloadCounters before_restarts_;
-  std::uint64_t restarts_ = 0, damaged_ = 0;
+  std::uint64_t restarts_ = 0, damaged_ = 0, releases_ = 0;
+  bool is_released_ = false;  // or stores are not held
 };
 
 TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
@@ -222,6 +245,7 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
       "[offload] seeds %u to %u: %llu requests, %llu ready, %llu loads, %llu from tiers, "
       "%llu records damaged there and %llu in the arena, %llu late, %llu cancelled, "
       "%llu stores, %llu to tiers, %llu forgets, %llu restarts, %llu polls in a step, "
+      "%llu releases, "
       "%llu copies that came late, %llu that failed, %llu that were refused for a capture\n",
       first, seed - 1, static_cast<unsigned long long>(c.requests),
       static_cast<unsigned long long>(totals.ready), static_cast<unsigned long long>(c.loads),
@@ -234,6 +258,7 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
       static_cast<unsigned long long>(totals.forgotten),
       static_cast<unsigned long long>(totals.restarts),
       static_cast<unsigned long long>(totals.in_flight),
+      static_cast<unsigned long long>(totals.releases),
       static_cast<unsigned long long>(totals.copied_late),
       static_cast<unsigned long long>(totals.copies_failed),
       static_cast<unsigned long long>(totals.copies_refused));
@@ -245,6 +270,7 @@ TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
   EXPECT_GT(c.requests_timed_out, 10u);
   EXPECT_GT(totals.forgotten, 30u);
   EXPECT_GT(totals.restarts, 3u);
+  EXPECT_GT(totals.releases, 300u);
   EXPECT_GT(totals.copied_late, 300u);
   EXPECT_GT(totals.copies_failed, 3u);
   EXPECT_GT(totals.copies_refused, 100u);
