@@ -175,6 +175,11 @@ Status Device::failed(std::string_view what, int error) {
   return death_;
 }
 
+int& open_captures() noexcept {
+  static thread_local int count = 0;
+  return count;
+}
+
 Status Device::synchronize() {
   return run("to wait for all of its work",
              [](const DriverCalls& calls) { return calls.context_synchronize(); });
