@@ -185,10 +185,10 @@ Status Device::synchronize() {
              [](const DriverCalls& calls) { return calls.context_synchronize(); });
 }
 
-Result<bool> is_captured(Device& device, void* stream) {
+Result<bool> Device::is_captured(void* stream) {
   int capturing = 0;
   KVFOLIO_RETURN_IF_ERROR(
-      device.run("to ask whether a stream is captured", [&](const DriverCalls& calls) {
+      run("to ask whether a stream is captured", [&](const DriverCalls& calls) {
         const DriverResult error = calls.stream_is_capturing(stream, &capturing);
         if (is_of_capture(error)) capturing = 1;
         return is_of_capture(error) ? 0 : error;
@@ -197,7 +197,7 @@ Result<bool> is_captured(Device& device, void* stream) {
 }
 
 Status check_not_captured(Device& device, void* stream, std::string_view what) {
-  const Result<bool> captured = is_captured(device, stream);
+  const Result<bool> captured = device.is_captured(stream);
   if (!captured) return captured.error();
   if (!*captured) return {};
   return {ErrorCode::kFailedPrecondition,

@@ -172,9 +172,11 @@ class RelaxedCapture {
   bool is_set_ = false;
 };
 
-// Whether it is being captured, or is the legacy stream while one that waits for it is. Asks only.
-Result<bool> is_captured(Device& device, void* stream);
-// kFailedPrecondition: it is. `what` is a clause for the sentence, "copies cannot come behind it".
+// What names the legacy default stream.
+[[nodiscard]] inline bool is_legacy(void* stream) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream) <= 1;
+}
+// kFailedPrecondition: Device::is_captured(). `what` is a clause for the sentence, "copies cannot come behind it".
 Status check_not_captured(Device& device, void* stream, std::string_view what);
 
 template <typename What, typename Call>
