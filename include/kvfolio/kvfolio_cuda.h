@@ -547,8 +547,8 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_needs_block_tables(kvfolio_cuda_plan* pl
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_wait(kvfolio_cuda_plan* plan, kvfolio_error* error);
 // The two halves of an upload. A graph may have the second one in it: its kernels have the same
 // arguments each time. It runs once behind each send; a plan behind one that was not applied is
-// KVFOLIO_ERR_FAILED_PRECONDITION. So is the second half on a null stream while a blocking stream is
-// being captured: what was sent stays to be applied.
+// KVFOLIO_ERR_FAILED_PRECONDITION. So is the second half on a null stream while a blocking stream
+// is being captured: what was sent stays to be applied.
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_send(kvfolio_cuda_plan* plan, const kvfolio_step_plan* step,
                                              const kvfolio_group_plan* groups, int32_t num_groups,
                                              void* stream, kvfolio_error* error);

@@ -187,12 +187,11 @@ Status Device::synchronize() {
 
 Result<bool> Device::is_captured(void* stream) {
   int capturing = 0;
-  KVFOLIO_RETURN_IF_ERROR(
-      run("to ask whether a stream is captured", [&](const DriverCalls& calls) {
-        const DriverResult error = calls.stream_is_capturing(stream, &capturing);
-        if (is_of_capture(error)) capturing = 1;
-        return is_of_capture(error) ? 0 : error;
-      }));
+  KVFOLIO_RETURN_IF_ERROR(run("to ask whether a stream is captured", [&](const DriverCalls& calls) {
+    const DriverResult error = calls.stream_is_capturing(stream, &capturing);
+    if (is_of_capture(error)) capturing = 1;
+    return is_of_capture(error) ? 0 : error;
+  }));
   return capturing != 0;
 }
 

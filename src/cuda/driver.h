@@ -176,7 +176,8 @@ class RelaxedCapture {
 [[nodiscard]] inline bool is_legacy(void* stream) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream) <= 1;
 }
-// kFailedPrecondition: Device::is_captured(). `what` is a clause for the sentence, "copies cannot come behind it".
+// kFailedPrecondition: Device::is_captured(). `what` is a clause for the sentence, "copies cannot
+// come behind it".
 Status check_not_captured(Device& device, void* stream, std::string_view what);
 
 template <typename What, typename Call>

@@ -236,9 +236,10 @@ Status DevicePlan::Impl::apply(void* stream) {
   const Result<bool> captured = kernels->device().is_captured(stream);
   if (captured && *captured && is_legacy(stream)) {
     // A launch there breaks that capture; what was sent waits for another apply().
-    return {ErrorCode::kFailedPrecondition,
-            "a plan cannot be applied on the null stream while a blocking stream is being captured; "
-            "nothing was begun: apply it on another stream, or behind the capture"};
+    return {
+        ErrorCode::kFailedPrecondition,
+        "a plan cannot be applied on the null stream while a blocking stream is being captured; "
+        "nothing was begun: apply it on another stream, or behind the capture"};
   }
   Status applied = captured ? launch(stream) : captured.error();
   if (!applied.ok()) {
