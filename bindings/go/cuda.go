@@ -65,6 +65,7 @@ import "C"
 
 import (
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -93,7 +94,8 @@ func CUDANumDevices() (int, error) {
 // CUDADevice is one card, through its primary context. Several goroutines may use it at a time. What
 // was made with it goes on when it is closed.
 type CUDADevice struct {
-	c *C.kvfolio_cuda_device
+	c        *C.kvfolio_cuda_device
+	captures int32 // open ones, which need it to end
 	birth
 }
 
@@ -124,14 +126,20 @@ func (d *CUDADevice) done(s *scratch, code C.int32_t) error {
 	return s.give(code, d.p() == nil, "CUDADevice")
 }
 
-// Close frees the handle.
-func (d *CUDADevice) Close() {
+// Close frees the handle. ErrFailedPrecondition: a Capture of the device is open, which needs it to end;
+// nothing is freed. Nil otherwise, behind an earlier Close too.
+func (d *CUDADevice) Close() error {
 	if d.p() == nil {
-		return
+		return nil
+	}
+	if n := atomic.LoadInt32(&d.captures); n > 0 {
+		return failf(ErrFailedPrecondition,
+			"Close: captures of the CUDADevice that are open: %d; close it behind them", n)
 	}
 	runtime.SetFinalizer(d, nil)
 	C.kvfolio_cuda_device_destroy(d.c)
 	d.c = nil
+	return nil
 }
 
 // Name returns "NVIDIA H100 80GB HBM3".

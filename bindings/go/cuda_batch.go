@@ -50,6 +50,7 @@ import "C"
 
 import (
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -284,10 +285,14 @@ type CUDAGraph struct {
 // Capture calls record, which gives the stream its work, of which none runs. An error of it is the
 // answer, and nothing is kept. ErrInvalidArgument: stream 0, since the legacy one cannot be captured.
 // ErrUnavailable: what was given cannot be captured; the stream is usable. The goroutine keeps its
-// thread meanwhile.
+// thread meanwhile, and the device is not closed.
 func (d *CUDADevice) Capture(stream CUDAStreamHandle, record func() error) (*CUDAGraph, error) {
 	if d.p() != nil && record == nil {
 		return nil, failf(ErrInvalidArgument, "Capture: no function")
+	}
+	if d.p() != nil {
+		atomic.AddInt32(&d.captures, 1)
+		defer atomic.AddInt32(&d.captures, -1)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -337,6 +337,8 @@ func (p *DevicePlan) Send(plan *Plan, stream CUDAStreamHandle) error {
 }
 
 // Apply is the second half, which a graph may have in it. It runs once behind each Send.
+// ErrFailedPrecondition: stream 0 while a blocking stream is being captured; what was sent stays to be
+// applied.
 func (p *DevicePlan) Apply(stream CUDAStreamHandle) error {
 	s := take()
 	return p.done(s, C.kvfolio_go_plan_apply(p.h(), C.uintptr_t(stream), &s.err))

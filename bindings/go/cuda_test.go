@@ -68,7 +68,7 @@ func newMachine(t *testing.T) *machine {
 	var err error
 	m.device, err = OpenCUDA(0)
 	must(t, err)
-	t.Cleanup(m.device.Close)
+	t.Cleanup(func() { must(t, m.device.Close()) })
 	m.kernels, err = m.device.LoadKernels(true)
 	must(t, err)
 	t.Cleanup(m.kernels.Close)
@@ -131,7 +131,7 @@ func TestAMachineWithoutADriverSaysWhatIsMissing(t *testing.T) {
 	equal(t, "sentence", wants(t, err, ErrUnavailable).Message, said)
 	device, err := OpenCUDA(0)
 	equal(t, "sentence", wants(t, err, ErrUnavailable).Message, said)
-	device.Close() // nil is nothing
+	must(t, device.Close()) // nil is nothing
 	if CUDAKernelRevision() < 1 {
 		t.Fatal(CUDAKernelRevision())
 	}
@@ -501,7 +501,17 @@ func TestHandlesOfADeviceEndInAnyOrder(t *testing.T) {
 	must(t, err)
 	graph, err := m.device.Capture(m.stream.Handle(), func() error { return nil })
 	must(t, err)
-	m.device.Close()
+	_, err = m.device.Capture(m.stream.Handle(), func() error {
+		e := wants(t, m.device.Close(), ErrFailedPrecondition)
+		if e.Message != "Close: captures of the CUDADevice that are open: 1; close it behind them" {
+			t.Fatal(e)
+		}
+		return e
+	})
+	wants(t, err, ErrFailedPrecondition)
+	must(t, m.stream.Synchronize()) // it is captured no more
+	must(t, m.device.Close())
+	must(t, m.device.Close())
 	m.kernels.Close()
 	m.stream.Close()
 	plan.Close()

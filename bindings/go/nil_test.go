@@ -66,7 +66,8 @@ func TestEveryTypeWithMethodsIsTriedWithoutAValue(t *testing.T) {
 }
 
 // callsOn calls each method of a value, with arguments that are zero: none panics, and who
-// returns an error returns one. TableOf panics, as it says, for what is not there.
+// returns an error returns one, but Close, which closes nothing. TableOf panics, as it says, for what is
+// not there.
 func callsOn(t *testing.T, of reflect.Value, what string) {
 	for i := 0; i < of.NumMethod(); i++ {
 		name := of.Type().String() + "." + of.Type().Method(i).Name
@@ -85,8 +86,8 @@ func callsOn(t *testing.T, of reflect.Value, what string) {
 			}
 			last, isError := out[len(out)-1].Interface().(error)
 			var e *Error
-			if !isError {
-				t.Errorf("%s on %s: no error", name, what)
+			if isError == strings.HasSuffix(name, ".Close") {
+				t.Errorf("%s on %s: error %v", name, what, last)
 			}
 			if isError && !errors.As(last, &e) {
 				t.Errorf("%s on %s: %v", name, what, last)

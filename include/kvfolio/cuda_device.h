@@ -20,7 +20,10 @@
 // Stream that was made by its default constructor, or moved from, has no handle: each of its calls
 // is kFailedPrecondition, and it may be assigned to and destroyed.
 // Graphs that other threads capture, in any mode, neither refuse a call of this library nor are
-// broken by one.
+// broken by one, but for two. The null stream while a blocking stream is captured: what counts on
+// its order (DevicePlan, BatchAttention::plan(), submit()) is refused there with
+// kFailedPrecondition; append(), gather(), attend() and the like on a null stream break that
+// capture, so give them a stream. Device::synchronize(): see there.
 // Thread safety: a Device may be used by several threads at once; a Stream or an Event belongs to
 // one thread at a time.
 
@@ -70,8 +73,13 @@ class KVFOLIO_API Device {
   [[nodiscard]] std::string target() const;
   // Ok, or what ended the context.
   [[nodiscard]] Status status() const;
-  // Waits for all that was started on the device. The one call that does.
+  // Waits for all that was started on the device. The one call that does. Beside a capture of
+  // another thread it is not yet run on a device: CUDA's guide forbids to wait for a context that
+  // has a captured stream, so it may be refused (kUnavailable) and that capture be lost.
   Status synchronize();
+  // Whether a stream is being captured, or is the null stream while a blocking stream is. Asks
+  // only, and breaks no capture.
+  Result<bool> is_captured(void* stream);
 
   // For the sources of this library, defined in src/cuda/driver.h: call(calls) with this context
   // current. `what` is a clause for the sentence, "to copy 16 bytes", or a function that makes it.

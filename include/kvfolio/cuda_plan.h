@@ -185,8 +185,9 @@ class KVFOLIO_API DevicePlan {
   Status send(const StepPlan& plan, void* stream);
   // Sets the changed entries and makes the arrays that are made on the device. Its kernels have the
   // same arguments and grids each time and read counts on the device, so a capture of it is good
-  // for every step. It must run once behind each send(), and may run again. Behind a failure rows
-  // are sent whole next time.
+  // for every step. It must run once behind each send(), and may run again. kFailedPrecondition:
+  // the null stream while a blocking stream is being captured; nothing was begun, and what was sent
+  // stays to be applied. Behind another failure rows are sent whole next time.
   Status apply(void* stream);
   // A graph that has apply() in it was launched behind the last send(): this object sees no launch,
   // and without this, or an apply() that is not captured, the next plan is refused. Where the

@@ -547,7 +547,8 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_needs_block_tables(kvfolio_cuda_plan* pl
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_wait(kvfolio_cuda_plan* plan, kvfolio_error* error);
 // The two halves of an upload. A graph may have the second one in it: its kernels have the same
 // arguments each time. It runs once behind each send; a plan behind one that was not applied is
-// KVFOLIO_ERR_FAILED_PRECONDITION.
+// KVFOLIO_ERR_FAILED_PRECONDITION. So is the second half on a null stream while a blocking stream
+// is being captured: what was sent stays to be applied.
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_send(kvfolio_cuda_plan* plan, const kvfolio_step_plan* step,
                                              const kvfolio_group_plan* groups, int32_t num_groups,
                                              void* stream, kvfolio_error* error);
@@ -591,6 +592,7 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
 //  - arrays(), group() and num_groups() of DevicePlan: kvfolio_cuda_plan_get_arrays() and
 //    kvfolio_cuda_plan_get_group().
 //  - capture() of Graph: begin_capture() and end_capture().
+//  - is_captured() of Device: the driver's cuStreamIsCapturing().
 //  - shape() of Graph: the caller compares shapes, which kvfolio_cuda_attend_plan_get_shape() and
 //    kvfolio_cuda_batch_attention_get_shape() write.
 //  - Padded plans (AttendCapacity; plan_on_device() and plan_fault(); capacity() and check() of

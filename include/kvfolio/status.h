@@ -147,7 +147,9 @@ class [[nodiscard]] Status {
 
  private:
   void copy_shortage(const Status& other) noexcept {
-    if (code_ == ErrorCode::kNoBlocks) shortage_ = other.shortage_;
+    if (code_ != ErrorCode::kNoBlocks || this == &other) return;
+    // An assignment does not begin the life of a member whose default constructor is not trivial.
+    ::new (static_cast<void*>(&shortage_)) Shortage(other.shortage_);
   }
 
   ErrorCode code_ = ErrorCode::kOk;

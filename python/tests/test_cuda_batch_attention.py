@@ -5,6 +5,7 @@ device."""
 
 import pathlib
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -207,6 +208,61 @@ def test_a_plan_on_another_stream_comes_behind_the_runs_before_it():
     case.plan(attention, cache)  # on the legacy default stream
     assert "wait" in [entry[0] for entry in twin.take_log()]
     twin.finish()
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_plan_on_a_captured_stream_is_refused_and_spoils_nothing(planned):
+    case = Case()
+    attention, cache = attention_of(), case.caches()["pair"][1]
+    device, stream = cuda.Device(0), twin.stream(0)
+    if planned:
+        case.plan(attention, cache, stream=twin.stream(0))
+        twin.finish()
+    device.synchronize()
+    twin.take_log()
+    twin.capture(stream)
+    try:
+        with pytest.raises(kv.FailedPrecondition, match="being captured: a plan is made in front of a graph"):
+            case.plan(attention, cache, stream=stream)
+        if planned:
+            attention.run(case.q, cache, out=case.out(), stream=stream, keep=False)
+        else:
+            with pytest.raises(kv.FailedPrecondition, match="there is no plan"):
+                attention.run(case.q, cache, out=case.out(), stream=stream)
+        assert not {"wait", "record", "copy", "synchronize"} & {entry[0] for entry in twin.take_log()}
+    finally:
+        captured = twin.end_capture(stream)
+    assert captured and device.num_kept == 0
+    case.plan(attention, cache, stream=stream)
+    out, lent = case.out(), cache[0].handed
+    attention.run(case.q, cache, out=out, stream=stream)
+    twin.finish()
+    assert np.abs(out.array - case.wanted()[0]).max() < 1e-5
+    case.plan(attention, cache, stream=stream)  # lets go of what has passed
+    assert cache[0].handed == cache[0].deleted > lent and out.handed == out.deleted
+    twin.finish()
+
+
+def test_a_thread_that_asks_for_the_shape_is_told_that_of_a_whole_plan():
+    case = Case()
+    attention, cache = attention_of(), case.caches()["pair"][1]
+    case.plan(attention, cache)
+    twin.finish()
+    told = []
+    twin.pause_copies(True)
+    try:
+        plans = threading.Thread(target=lambda: case.plan(attention, cache))
+        plans.start()
+        twin.wait_for_pause()  # the plan before is gone, and the next one is not there
+        asks = threading.Thread(target=lambda: told.extend([attention.shape[:2], attention.target]))
+        asks.start()
+        asks.join(0.2)
+    finally:
+        twin.pause_copies(False)
+    plans.join()
+    asks.join()
+    twin.finish()
+    assert told == [(3, 12), "cuda-sm90-general"]
 
 
 def test_bad_input_is_refused_with_its_numbers_and_the_plan_before_stays():

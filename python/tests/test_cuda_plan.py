@@ -151,6 +151,34 @@ def test_what_does_not_fit_is_refused_and_starts_nothing():
         device_plan.upload(plan)
 
 
+@pytest.mark.parametrize("uploaded", [True, False])
+def test_an_upload_on_a_captured_stream_is_refused_and_spoils_nothing(uploaded):
+    manager = kv.Manager([GROUP], max_sequences=8)
+    device_plan, stream = make(manager), twin.stream(0)
+    _, step = begin(manager, [3, 2])
+    with step:
+        plan = step.plan(**NEEDED)
+        if uploaded:
+            device_plan.upload(plan, stream=twin.stream(0))
+            twin.finish()
+        cuda.Device(0).synchronize()
+        twin.take_log()
+        twin.capture(stream)
+        try:
+            for call in (device_plan.upload, device_plan.verify):
+                with pytest.raises(kv.FailedPrecondition, match="being captured: a plan is sent in front of a graph"):
+                    call(plan, stream=stream)
+            assert not twin.take_log()
+        finally:
+            captured = twin.end_capture(stream)
+        assert captured and cuda.Device(0).num_kept == 0
+        for _ in range(2):
+            device_plan.upload(plan, stream=stream)
+            twin.finish()
+        device_plan.verify(plan, stream=stream)
+    consume(device_plan.kv_lens, stream=twin.stream(0)).release()
+
+
 def test_uploads_in_flight_are_bounded():
     manager = kv.Manager([GROUP], max_sequences=8)
     device_plan = make(manager, steps_in_flight=1)

@@ -110,6 +110,24 @@ TEST(Status, ASentenceSurvivesCopiesAndMoves) {
   EXPECT_EQ(moved.message(), "num_blocks is 0");
 }
 
+TEST(Status, AShortageSurvivesCopiesAndMovesOntoAnyOther) {
+  Status status;
+  status = Status(kShortage);  // where none was written before
+  const Status& alias = status;
+  status = alias;
+  Status same = kShortage;
+  same = status;  // over another one
+  Status moved = std::move(same);
+  Status& own = moved;
+  moved = std::move(own);
+  for (const Status& each : {status, moved}) {
+    ASSERT_NE(each.shortage(), nullptr);
+    EXPECT_EQ(*each.shortage(), kShortage);
+  }
+  moved = Status();
+  EXPECT_EQ(moved.shortage(), nullptr);
+}
+
 TEST(Status, EachCodeHasItsOwnName) {
   std::unordered_set<std::string> names;
   for (std::int32_t code = 0; code <= 8; ++code) {

@@ -175,24 +175,28 @@ Status Device::failed(std::string_view what, int error) {
   return death_;
 }
 
+int& open_captures() noexcept {
+  static thread_local int count = 0;
+  return count;
+}
+
 Status Device::synchronize() {
   return run("to wait for all of its work",
              [](const DriverCalls& calls) { return calls.context_synchronize(); });
 }
 
-Result<bool> is_captured(Device& device, void* stream) {
+Result<bool> Device::is_captured(void* stream) {
   int capturing = 0;
-  KVFOLIO_RETURN_IF_ERROR(
-      device.run("to ask whether a stream is captured", [&](const DriverCalls& calls) {
-        const DriverResult error = calls.stream_is_capturing(stream, &capturing);
-        if (is_of_capture(error)) capturing = 1;
-        return is_of_capture(error) ? 0 : error;
-      }));
+  KVFOLIO_RETURN_IF_ERROR(run("to ask whether a stream is captured", [&](const DriverCalls& calls) {
+    const DriverResult error = calls.stream_is_capturing(stream, &capturing);
+    if (is_of_capture(error)) capturing = 1;
+    return is_of_capture(error) ? 0 : error;
+  }));
   return capturing != 0;
 }
 
 Status check_not_captured(Device& device, void* stream, std::string_view what) {
-  const Result<bool> captured = is_captured(device, stream);
+  const Result<bool> captured = device.is_captured(stream);
   if (!captured) return captured.error();
   if (!*captured) return {};
   return {ErrorCode::kFailedPrecondition,

@@ -29,6 +29,11 @@ inline constexpr DriverResult kInvalidValue = 1;
   return error >= 900 && error <= 908;
 }
 
+// CU_STREAM_CAPTURE_MODE_...: what cannot be captured is refused to the thread that captures, and
+// to none.
+inline constexpr int kCaptureOfThread = 1;
+inline constexpr int kRelaxed = 2;
+
 inline constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
 inline constexpr unsigned kDisableTiming = 2;  // events
 
@@ -143,11 +148,16 @@ Result<DriverCalls> load_driver(const char* library = "libcuda.so.1");
   return {ErrorCode::kInvalidArgument, "device is null"};
 }
 
+// Captures that this thread began by Graph and has not ended.
+int& open_captures() noexcept;
+
 // While it lives, the calls of this thread neither break a capture of another thread nor are
 // refused for it: run() has one, since no call of this library has to do with what others capture.
+// A thread that captures by Graph stays watched: what cannot be captured is refused to it.
 class RelaxedCapture {
  public:
-  explicit RelaxedCapture(const Device& device) : calls_(*device.calls_) {
+  explicit RelaxedCapture(const Device& device)
+      : calls_(*device.calls_), mode_(open_captures() > 0 ? kCaptureOfThread : kRelaxed) {
     is_set_ = calls_.exchange_capture_mode(&mode_) == 0;
   }
   RelaxedCapture(const RelaxedCapture&) = delete;
@@ -158,13 +168,16 @@ class RelaxedCapture {
 
  private:
   const DriverCalls& calls_;
-  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the one that the thread had
+  int mode_;  // then the one that the thread had
   bool is_set_ = false;
 };
 
-// Whether it is being captured, or is the legacy stream while one that waits for it is. Asks only.
-Result<bool> is_captured(Device& device, void* stream);
-// kFailedPrecondition: it is. `what` is a clause for the sentence, "copies cannot come behind it".
+// What names the legacy default stream.
+[[nodiscard]] inline bool is_legacy(void* stream) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream) <= 1;
+}
+// kFailedPrecondition: Device::is_captured(). `what` is a clause for the sentence, "copies cannot
+// come behind it".
 Status check_not_captured(Device& device, void* stream, std::string_view what);
 
 template <typename What, typename Call>

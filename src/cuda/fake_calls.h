@@ -258,6 +258,7 @@ struct FakeCalls {
     auto* const s = static_cast<FakeDriver::Stream*>(stream);
     if (mode != 1 || s->captures) return kInvalidValue;
     s->captures = true;
+    s->by = std::this_thread::get_id();
     s->spoiled = false;
     return 0;
   }

@@ -12,16 +12,16 @@
 namespace kvfolio::cuda {
 
 struct FakeCapture {
-  static constexpr int kRelaxed = 2;
+  static constexpr int kGlobal = 0;
   static constexpr DriverResult kUnsupported = 900;
 
-  // Another thread captures in global mode: who is not relaxed is refused what that forbids.
+  // Another thread captures in global mode: who is in that mode is refused what it forbids.
   bool others = false;
   std::set<void*> streams;  // captured; one that waits for an event of theirs is one of them
   int broken = 0;           // how often
 
   static int& mode() {
-    static thread_local int mode = 0;  // global
+    static thread_local int mode = kGlobal;
     return mode;
   }
   // 0, or what a call answers while others capture.
@@ -30,7 +30,7 @@ struct FakeCapture {
         "cuEventQuery",     "cuStreamQuery",   "cuStreamSynchronize", "cuEventSynchronize",
         "cuCtxSynchronize", "cuMemAlloc",      "cuMemFree",           "cuMemHostAlloc",
         "cuMemFreeHost",    "cuStreamDestroy", "cuEventDestroy"};
-    if (!others || mode() == kRelaxed || forbidden.count(symbol) == 0) return 0;
+    if (!others || mode() != kGlobal || forbidden.count(symbol) == 0) return 0;
     ++broken;
     return kUnsupported;
   }

@@ -22,6 +22,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -147,6 +148,7 @@ class FakeDriver {
     std::deque<Work> work;
     std::size_t done = 0, started = 0;
     bool captures = false, spoiled = false;  // spoiled: by a call that cannot be captured
+    std::thread::id by;                      // who captures
     std::vector<std::function<void()>> captured;
     // A question or a wait, which spoils what is captured, whatever the thread.
     bool refuses() {
@@ -244,13 +246,13 @@ class FakeDriver {
     return start(stream, [=] { std::memcpy(to, from, bytes); });
   }
 
-  // A call that a thread which captures may not make: it spoils what is captured.
+  // A call that a thread which captures may not make: it spoils what that captures.
   DriverResult refuse_in_capture() {
-    if (FakeCapture::mode() == FakeCapture::kRelaxed) return 0;
+    if (FakeCapture::mode() == kRelaxed) return 0;
     bool captures = false;
     for (auto& stream : streams_) {
-      captures = captures || stream->captures;
-      if (stream->captures) stream->spoiled = true;
+      if (!stream->captures || stream->by != std::this_thread::get_id()) continue;
+      captures = stream->spoiled = true;
     }
     return captures ? kNotCapturable : 0;
   }

@@ -14,9 +14,6 @@ namespace kvfolio::cuda {
 
 namespace {
 
-// Calls of this thread that cannot be captured are refused; those of others are let alone.
-constexpr int kCaptureOfThisThread = 1;
-
 // The first number by which the shapes differ.
 Status check_same(const AttendShape& captured, const AttendShape& planned) {
   struct Number {
@@ -50,9 +47,11 @@ Status check_same(const AttendShape& captured, const AttendShape& planned) {
 Status Graph::begin_capture(const std::shared_ptr<Device>& device, void* stream) {
   KVFOLIO_RETURN_IF_ERROR(check_device(device));
   if (stream == nullptr) return invalid("the legacy stream cannot be captured");
-  return device->run("to begin a capture", [&](const DriverCalls& calls) {
-    return calls.stream_begin_capture(stream, kCaptureOfThisThread);
+  Status begun = device->run("to begin a capture", [&](const DriverCalls& calls) {
+    return calls.stream_begin_capture(stream, kCaptureOfThread);
   });
+  if (begun.ok()) ++open_captures();
+  return begun;
 }
 
 Result<Graph> Graph::end_capture(const std::shared_ptr<Device>& device, void* stream,
@@ -64,6 +63,8 @@ Result<Graph> Graph::end_capture(const std::shared_ptr<Device>& device, void* st
   const Status ended = device->run("to end a capture", [&](const DriverCalls& calls) {
     return calls.stream_end_capture(stream, &captured);
   });
+  // An end without a beginning takes none away.
+  if (int& open = open_captures(); open > 0) --open;
   Graph graph;
   Status made = recorded.ok() ? ended : recorded;
   if (made.ok()) {

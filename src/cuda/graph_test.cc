@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "cuda/fake_driver.h"
@@ -106,6 +107,41 @@ TEST_F(CudaGraph, WhatWaitsIsRefusedAndTheStreamGoesOn) {
   put(8);
   ASSERT_TRUE(copy().ok());
   EXPECT_EQ(found(), 8);
+}
+
+TEST_F(CudaGraph, WhatAllocatesIsRefusedAndTheStreamGoesOn) {
+  const std::size_t open = fake_.open();
+  const Result<Graph> graph = Graph::capture(device_, stream_.handle(), [&]() -> Status {
+    KVFOLIO_CHECK(copy().ok());
+    const Result<PinnedMemory> taken = PinnedMemory::allocate(device_, 4096);
+    return taken ? Status() : taken.error();
+  });
+  ASSERT_FALSE(graph);
+  EXPECT_EQ(graph.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(graph.error().message(), HasSubstr("error 900"));
+  EXPECT_EQ(fake_.open(), open);
+  put(9);
+  ASSERT_TRUE(copy().ok());
+  EXPECT_EQ(found(), 9);
+  EXPECT_TRUE(capture());
+  EXPECT_TRUE(PinnedMemory::allocate(device_, 4096)) << "no capture is open";
+}
+
+// In global mode, as torch captures: what the driver forbids to other threads then.
+TEST_F(CudaGraph, ACaptureIsNeitherRefusedForThatOfAnotherThreadNorBrokenByCallsOfOne) {
+  fake_.capture.others = true;
+  const Result<Graph> graph = Graph::capture(device_, stream_.handle(), [&]() -> Status {
+    KVFOLIO_RETURN_IF_ERROR(copy());
+    Status other;
+    std::thread([&] {
+      const Result<PinnedMemory> taken = PinnedMemory::allocate(device_, 64);
+      other = taken ? device_->synchronize() : taken.error();
+    }).join();
+    return other;
+  });
+  EXPECT_TRUE(graph) << graph.error().message();
+  EXPECT_EQ(fake_.capture.broken, 0);
+  fake_.capture.others = false;
 }
 
 TEST_F(CudaGraph, TheTwoEndsOfACaptureAreTheOneCall) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "device_part.h"
 #include "kvfolio/storage.h"
@@ -311,6 +312,26 @@ void refusals(Report& report, Card& card, const Options& options) {
   must(card.stream.synchronize(), "what was refused");
 }
 
+// Promised, and against CUDA's guide: a wait for the device beside a capture of another thread.
+void waits_beside_a_capture(Report& report, Card& card) {
+  const Stream stream = must(Stream::create(card.device), "a stream");
+  Status waited;
+  const auto record = [&]() -> Status {
+    std::thread([&] { waited = card.device->synchronize(); }).join();
+    return {};
+  };
+  const Result<Graph> graph = Graph::capture(card.device, stream.handle(), record);
+  report.row("{\"beside a capture\": \"%s\", \"captured\": \"%s\"}", waited.message().c_str(),
+             graph ? "ok" : graph.error().message().c_str());
+  report.expect(waited.ok(), "a wait beside a capture is refused: " + waited.message());
+  report.expect(graph.has_value(), "a wait beside a capture breaks it");
+  // Whatever came of it, device and stream go on.
+  Graph next = must(Graph::capture(card.device, stream.handle(), [] { return Status(); }),
+                    "the next capture");
+  must(next.launch(stream.handle()), "its launch");
+  must(card.device->synchronize(), "a wait behind the capture");
+}
+
 }  // namespace
 
 void run_library(Report& report, const Options& options) {
@@ -332,6 +353,7 @@ void run_library(Report& report, const Options& options) {
     }
   }
   refusals(report, card, options);
+  waits_beside_a_capture(report, card);
   const Status memory = card.memory->take_error();
   report.expect(memory.ok(), memory.message());
 }

@@ -8,6 +8,7 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -122,7 +123,24 @@ DriverResult context_synchronize() {
 DriverResult stream_wait_event(void* stream, void* event, unsigned flags) {
   return twin().calls.stream_wait_event(real_stream("wait", stream), event, flags);
 }
+// A copy to the device that a test stops in its call, without a lock that other calls want here.
+struct Pause {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool wanted = false, stands = false;
+};
+Pause& pause() {
+  static auto* it = new Pause;
+  return *it;
+}
 DriverResult copy_in(DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
+  {
+    std::unique_lock lock(pause().mutex);
+    pause().stands = pause().wanted;
+    pause().changed.notify_all();
+    pause().changed.wait(lock, [] { return !pause().wanted; });
+    pause().stands = false;
+  }
   return twin().calls.copy_in(to, from, bytes, real_stream("copy", stream));
 }
 // The fake knows no adopted memory: such a copy ends at once, behind its stream.
@@ -287,6 +305,16 @@ void add_twin(nb::module_& m) {
   t.def("hold", [](bool held) {
     const std::lock_guard lock(turn());
     twin().held = held;
+  });
+  t.def("pause_copies", [](bool wanted) {
+    const std::lock_guard lock(cuda::pause().mutex);
+    cuda::pause().wanted = wanted;
+    cuda::pause().changed.notify_all();
+  });
+  t.def("wait_for_pause", [] {
+    const nb::gil_scoped_release release;
+    std::unique_lock lock(cuda::pause().mutex);
+    cuda::pause().changed.wait(lock, [] { return cuda::pause().stands; });
   });
   t.def("eager", [](bool eager) { twin().eager = eager; });
   t.def("absent", [](bool absent) { twin().absent = absent; });

@@ -40,7 +40,11 @@ struct BatchState {
 
   std::shared_ptr<DeviceState> device;
   Format layout;
-  LastWork last;  // guarded by the device's mutex
+  // Guarded by the device's mutex. The last two are of the plan, which another thread may be
+  // replacing: `attention` is not asked for them.
+  LastWork last;
+  cuda::AttendShape shape = {};
+  std::string target;
   std::unique_ptr<cuda::BatchAttention> attention;
 };
 
@@ -204,6 +208,8 @@ struct GivenStep {
 
 void plan_step(BatchState& state, nb::handle pages, const GivenStep& given, nb::handle stream) {
   void* const number = stream_of(stream);
+  // Before tensors are lent, too: a lender makes the stream wait for its own.
+  state.device->check_not_captured(number, "a plan is made in front of a graph");
   Owners owners;  // the tensors go when it returns: a plan looks at shapes alone
   std::vector<LastWork*> theirs;
   cuda::BatchAttentionPlan step;
@@ -233,7 +239,10 @@ void plan_step(BatchState& state, nb::handle pages, const GivenStep& given, nb::
   if (!given.mask.is_none()) step.custom_mask = kMask;  // refused by name
   state.device->enqueue({&state.last}, {}, number, [&]() -> Status {
     KVFOLIO_RETURN_IF_ERROR(DeviceState::hold_back(state.last, number));
-    return state.attention->plan(step, number);
+    const Status status = state.attention->plan(step, number);
+    state.shape = state.attention->shape();  // none behind a failure
+    state.target = state.attention->target();
+    return status;
   });
 }
 
@@ -343,7 +352,8 @@ void add_numbers(nb::class_<CudaBatchAttention>& c) {
   c.def_prop_ro(
        "shape",
        [](const CudaBatchAttention& self) {
-         const cuda::AttendShape s = self.state->attention->shape();
+         BatchState& state = *self.state;
+         const cuda::AttendShape s = state.device->locked([&] { return state.shape; });
          return nb::make_tuple(s.num_sequences, s.num_rows, s.items, s.groups, s.prefill_items,
                                s.segments, s.segments_per_block, s.states, s.many_nodes, s.merges);
        },
@@ -352,7 +362,8 @@ void add_numbers(nb::class_<CudaBatchAttention>& c) {
       .def_prop_ro(
           "target",
           [](const CudaBatchAttention& self) {
-            return std::string(self.state->attention->target());
+            BatchState& state = *self.state;
+            return state.device->locked([&] { return state.target; });
           },
           "AttendPlan.target of the last plan; empty without one.")
       .def_prop_ro(

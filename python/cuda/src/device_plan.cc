@@ -92,6 +92,7 @@ void with_plan(DevicePlanState& state, nb::handle plan, nb::handle stream, F&& f
   void* const number = stream_of(stream);
   const StepPlan* arrays = nullptr;
   const nb::object capsule = plan_bridge_of(plan, arrays);
+  state.device->check_not_captured(number, "a plan is sent in front of a graph");
   state.device->enqueue({&state.last}, {}, number, [&]() -> Status {
     KVFOLIO_RETURN_IF_ERROR(DeviceState::hold_back(state.last, number));
     return f(*arrays, number);

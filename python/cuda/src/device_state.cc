@@ -109,6 +109,21 @@ Result<cuda::DeviceMemory*> DeviceState::pool() {
   return pool_.get();
 }
 
+void DeviceState::check_not_captured(void* stream, const char* what) const {
+  Status status;
+  {
+    const ReleasedGil release;
+    const Result<bool> captured = device_->is_captured(stream);
+    if (!captured) {
+      status = captured.error();
+    } else if (*captured) {
+      status = {ErrorCode::kFailedPrecondition,
+                std::string("the stream is being captured: ") + what + "; nothing was begun"};
+    }
+  }
+  check(status);
+}
+
 Status DeviceState::order(const LastWork& last, void* stream) {
   const std::lock_guard lock(mutex_);
   return hold_back(last, stream);

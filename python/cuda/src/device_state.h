@@ -63,14 +63,22 @@ class DeviceState {
       const std::lock_guard lock(mutex_);
       if (!lasts.empty()) let_go(over);  // no event may be asked while a stream is captured
       status = call();
-      const bool refused =
-          status.code() == ErrorCode::kInvalidArgument || status.code() == ErrorCode::kUnsupported;
-      if (!lasts.empty() && !refused) {
+      if (!lasts.empty() && !is_refused(status)) {
         const Status kept = keep(lasts, owners, stream);
         if (status.ok()) status = kept;
       }
     }
     check(status);
+  }
+  // Raises FailedPrecondition if it is being captured, before anything is: an event that is waited
+  // for or recorded there breaks the capture. Under the GIL.
+  void check_not_captured(void* stream, const char* what) const;
+  // f() under the mutex of enqueue(). Under the GIL; runs without.
+  template <typename F>
+  auto locked(F&& f) {
+    const ReleasedGil release;
+    const std::lock_guard lock(mutex_);
+    return f();
   }
   // What `stream` is given from now on comes behind all work in `last`. As enqueue().
   Status order(const LastWork& last, void* stream);
@@ -89,6 +97,12 @@ class DeviceState {
     Owners owners;
   };
 
+  // Nothing was started.
+  static bool is_refused(const Status& status) {
+    return status.code() == ErrorCode::kInvalidArgument ||
+           status.code() == ErrorCode::kUnsupported ||
+           status.code() == ErrorCode::kFailedPrecondition;
+  }
   void let_go(Owners& over);
   Status keep(const std::vector<LastWork*>& lasts, Owners& owners, void* stream);
   Result<SharedEvent> new_event();

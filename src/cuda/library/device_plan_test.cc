@@ -390,6 +390,36 @@ TEST(DevicePlan, APlanIsNotSentWithinACapture) {
   EXPECT_EQ(rig.finish(), "");
 }
 
+// A launch in the legacy stream breaks the capture of a stream that waits for it.
+TEST(DevicePlan, IsNotAppliedOnANullStreamWhileABlockingStreamIsCaptured) {
+  PlanRig rig;
+  const SequenceId s = rig.open();
+  must(rig.manager.complete(rig.launch(s, 6)));
+  const Ticket ticket = must(rig.manager.begin_step());
+  rig.append(s, 7, 4);
+  const StepPlan& step = rig.planned(PlanRig::kWithTables);
+  must(rig.plan->send(step, rig.stream.handle()));
+  void* const legacy = reinterpret_cast<void*>(1);  // NOLINT(performance-no-int-to-ptr)
+  for (void* const stream : {static_cast<void*>(nullptr), legacy}) {
+    rig.fake.always["cuStreamIsCapturing"] = 906;
+    const std::size_t launches = rig.fake.launches.size();
+    const Status refused = rig.plan->apply(stream);
+    EXPECT_EQ(refused.code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(refused.message(), HasSubstr("a blocking stream is being captured"));
+    EXPECT_EQ(rig.fake.launches.size(), launches);
+    rig.fake.always.clear();
+    EXPECT_EQ(rig.plan->send(step, rig.stream.handle()).code(), ErrorCode::kFailedPrecondition)
+        << "what was sent is still to be applied";
+  }
+  must(rig.plan->apply(rig.stream.handle()));
+  must(rig.plan->verify(step, rig.stream.handle()));
+  must(rig.manager.commit(ticket));
+  // Rows that it has are not sent again.
+  must(rig.manager.complete(rig.launch(s, 3)));
+  EXPECT_EQ(rig.plan->last_upload().whole_rows, 0);
+  EXPECT_EQ(rig.finish(), "");
+}
+
 // In global mode, as torch captures: what the driver forbids to other threads then.
 TEST(DevicePlan, ACaptureOfAnotherThreadNeitherStopsAPlanNorIsBroken) {
   PlanRig rig;

@@ -450,6 +450,25 @@ TEST(CudaDeviceBuffer, BytesComeAndGoAndItsMemoryIsGivenBack) {
 }
 
 // An event orders two streams, whatever is late.
+TEST(CudaDeviceBuffer, IsNotTakenWithinACaptureOfItsThread) {
+  FakeDriver fake;
+  const auto device = open_device();
+  const auto memory = *DeviceMemory::create(device);
+  const Stream stream = *Stream::create(device);
+  const std::size_t open = fake.open();
+  const auto allocates = [&]() -> Status {
+    const Result<DeviceBuffer> taken = DeviceBuffer::allocate(*memory, 4096);
+    return taken ? Status() : taken.error();
+  };
+  const Result<Graph> refused = Graph::capture(device, stream.handle(), allocates);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(refused.error().message(), HasSubstr("error 900"));
+  EXPECT_EQ(fake.open(), open);
+  EXPECT_TRUE(Graph::capture(device, stream.handle(), [] { return Status(); }));
+  EXPECT_TRUE(allocates().ok()) << "no capture is open";
+}
+
 TEST(CudaKernels, WorkBehindAnEventComesAfterIt) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     FakeDriver fake(seed);

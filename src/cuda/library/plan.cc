@@ -233,7 +233,14 @@ Status DevicePlan::Impl::send(const StepPlan& plan, void* stream) {
 
 Status DevicePlan::Impl::apply(void* stream) {
   // What is captured does not run.
-  const Result<bool> captured = is_captured(kernels->device(), stream);
+  const Result<bool> captured = kernels->device().is_captured(stream);
+  if (captured && *captured && is_legacy(stream)) {
+    // A launch there breaks that capture; what was sent waits for another apply().
+    return {
+        ErrorCode::kFailedPrecondition,
+        "a plan cannot be applied on the null stream while a blocking stream is being captured; "
+        "nothing was begun: apply it on another stream, or behind the capture"};
+  }
   Status applied = captured ? launch(stream) : captured.error();
   if (!applied.ok()) {
     forget();

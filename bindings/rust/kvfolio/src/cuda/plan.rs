@@ -154,7 +154,8 @@ impl DevicePlan {
     }
 
     /// The second half, which a graph may have in it. It runs once behind each send: a plan behind one
-    /// that was not applied is `FailedPrecondition`.
+    /// that was not applied is `FailedPrecondition`, and so is the null stream while a blocking stream is
+    /// being captured: what was sent stays to be applied.
     ///
     /// # Safety
     /// As [`DevicePlan::upload`].
