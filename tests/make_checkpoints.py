@@ -43,7 +43,7 @@ VARIANTS = {
                           "eos_token_id": None},
     "mistral-full": {"mistral": True, "sliding_window": None, "tie": True},
 }
-# Of a name of their own, with the shapes of attention's tile kernels: `scripts/gpu pack` takes them.
+# Apart from VARIANTS, which tests take one by one. Shapes of attention's tile kernels, for `scripts/gpu pack`.
 TILES = {
     # Four query heads for each KV head of 64, a window of 96 positions.
     "tiles-64": {"form": 5, "mistral": True, "sliding_window": 96, "dtype": "BF16", "tie": True, "head_dim": 64,

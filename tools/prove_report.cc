@@ -86,7 +86,7 @@ std::string line(const Cells& cells) {
          right(cells.preempted, 8) + "  " + cells.hash + "\n";
 }
 
-// Of all rows.
+// Over all rows.
 std::vector<std::string> kernels_of(const Proof& proof) {
   std::set<std::string> all;
   for (const ProvedRow& row : proof.rows) {
