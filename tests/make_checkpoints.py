@@ -43,6 +43,15 @@ VARIANTS = {
                           "eos_token_id": None},
     "mistral-full": {"mistral": True, "sliding_window": None, "tie": True},
 }
+# Apart from VARIANTS, which tests take one by one. Shapes of attention's tile kernels, for `scripts/gpu pack`.
+TILES = {
+    # Four query heads for each KV head of 64, a window of 96 positions.
+    "tiles-64": {"form": 5, "mistral": True, "sliding_window": 96, "dtype": "BF16", "tie": True, "head_dim": 64,
+                 "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 2},
+    # Eight for one of 128.
+    "tiles-128": {"dtype": "BF16", "tie": True, "head_dim": 128, "hidden_size": 256, "intermediate_size": 256,
+                  "num_attention_heads": 8, "num_key_value_heads": 1, "num_hidden_layers": 2},
+}
 BASE = {
     "eos_token_id": 2,
     "hidden_size": 64,
@@ -74,7 +83,7 @@ def config_of(variant):
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     if options["mistral"]:
         config["sliding_window"] = options["sliding_window"]
-        config["head_dim"] = None if options["form"] == 4 else head_dim  # as each of them writes it
+        config["head_dim"] = options.get("head_dim", None if options["form"] == 4 else head_dim)  # as each of them writes it
     else:
         config |= {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
         config["head_dim"] = options.get("head_dim", head_dim)
@@ -143,8 +152,8 @@ def write_safetensors(path, tensors, dtype):
 
 
 def write_checkpoint(folder, name, seed=0):
-    """Writes VARIANTS[name] into `folder` and returns it."""
-    variant = VARIANTS[name]
+    """Writes VARIANTS[name] or TILES[name] into `folder` and returns it."""
+    variant = (VARIANTS | TILES)[name]
     config = config_of(variant)
     random = np.random.RandomState((zlib.crc32(name.encode()) + seed) % 2**32)
     tensors = random_tensors(config, random)
@@ -170,7 +179,7 @@ def write_checkpoint(folder, name, seed=0):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS | TILES))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for name in args.variants or VARIANTS:

@@ -135,7 +135,8 @@ class Prover {
       tiers_seen_.clear();
       if (!proof.good()) note_failure();
       // JSON is one object, in one piece: half of it would be of no use to anybody.
-      if (!options_.json) print((i == 0 ? table_head() : "") + table_row(proof.rows.back()));
+      if (!options_.json)
+        print((i == 0 ? table_head() : "") + table_row(proof.rows.back(), compute_.name()));
     }
     for (const SampleResult& sample : std::span(twin_).first(kNumSamples)) {
       proof.logit_rows += static_cast<std::int64_t>(sample.logits.size());
@@ -299,6 +300,7 @@ class Prover {
     const Machine& machine = **found;
     ThreadPool& pool = *machine.pool;
     pool.forget_work();
+    machine.compute->take_kernels();  // of the run before
     // A run finds in the tier what it stored itself, and nothing of another run.
     if (is_from_a_tier(condition)) {
       weights_ = "its weights, run " + std::to_string(++tier_runs_) + " of " + run_name_;
@@ -338,6 +340,7 @@ class Prover {
     const OffloadCounters& tiers = happened.stats.tiers;
     happened.loads +=
         static_cast<std::int64_t>(is_from_a_tier(condition) ? tiers.tier_loads : tiers.loads);
+    happened.kernels = machine.compute->take_kernels();
     happened.threads = pool.num_threads();
     happened.threads_that_worked = pool.num_threads_that_worked();
     happened.chunk_tokens =

@@ -70,9 +70,10 @@ struct Condition {
 
 // What a row says of itself, and what it should be.
 struct Happened {
-  llama::RunStats stats;          // of the samples; block_copies and the like too
-  std::int32_t chunk_tokens = 0;  // the most of one sequence in a step, warming included
-  std::int32_t threads = 0;       // of the pool that computed
+  llama::RunStats stats;                  // of the samples; block_copies and the like too
+  std::vector<std::string> kernels = {};  // that attended, warming included
+  std::int32_t chunk_tokens = 0;          // the most of one sequence in a step, warming included
+  std::int32_t threads = 0;               // of the pool that computed
   std::int32_t threads_that_worked = 0;
   std::int64_t blocks_final = -1;  // expected at the peak; -1: not known
   std::int64_t loads = 0;          // blocks that came from host memory or a file

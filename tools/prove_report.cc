@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "pool_size.h"
@@ -39,6 +40,7 @@ Json row_json(const ProvedRow& row, const ProvedRow& twin) {
       {"contiguous", row.condition.contiguous},
       {"block_size", row.condition.contiguous ? Json(nullptr) : Json(row.condition.block())},
       {"chunk", chunk == 0 ? Json(nullptr) : Json(chunk)},
+      {"kernels", happened.kernels},
       {"threads", happened.threads},
       {"threads_that_worked", happened.threads_that_worked},
       {"steps_overlapped", happened.stats.steps_overlapped},
@@ -82,6 +84,15 @@ std::string line(const Cells& cells) {
   return "  " + padded(cells.name, kNameWidth) + right(cells.batch, 6) + right(cells.chunk, 6) +
          right(cells.blocks, 7) + right(cells.reused, 7) + right(cells.copies, 7) +
          right(cells.preempted, 8) + "  " + cells.hash + "\n";
+}
+
+// Over all rows.
+std::vector<std::string> kernels_of(const Proof& proof) {
+  std::set<std::string> all;
+  for (const ProvedRow& row : proof.rows) {
+    all.insert(row.happened.kernels.begin(), row.happened.kernels.end());
+  }
+  return {all.begin(), all.end()};
 }
 
 // Which rows have which hash, in full: the twin's first.
@@ -140,6 +151,7 @@ std::string proof_json(const Proof& proof) {
       {"model", proof.options->model},
       {"cache_dtype", to_string(proof.options->dtype)},
       {"kernel", proof.compute->name()},
+      {"kernels", kernels_of(proof)},
       {"matmul", to_string(proof.model->target())},
       {"format", "auto"},
       {"samples", kNumSamples},
@@ -156,15 +168,21 @@ std::string table_head() {
   return line({"row", "batch", "chunk", "blocks", "reused", "copies", "preempt", "sha256"});
 }
 
-std::string table_row(const ProvedRow& row) {
+std::string table_row(const ProvedRow& row, const std::string& target) {
   const llama::SchedulerStats& work = row.happened.stats.scheduler;
   std::string note = row.sha256.empty() ? "did not end" : row.sha256.substr(0, kDigits);
   if (!row.difference.empty()) note += " DIFFERENT";
   if (!row.failure.empty()) note += " FAILED";
+  std::string kernels;
+  for (const std::string& kernel : row.happened.kernels) {
+    if (kernel != target) kernels += (kernels.empty() ? "    by " : ", ") + kernel;
+  }
+  if (!kernels.empty()) kernels += "\n";
   return line({row.condition.name(), std::to_string(work.step_sequences_peak),
                std::to_string(row.happened.chunk_tokens),
                std::to_string(row.happened.stats.blocks_peak), std::to_string(work.tokens_reused),
-               std::to_string(row.happened.block_copies), std::to_string(work.preemptions), note});
+               std::to_string(row.happened.block_copies), std::to_string(work.preemptions), note}) +
+         kernels;
 }
 
 std::string proof_text(const Proof& proof) {

@@ -41,7 +41,8 @@ struct Proof {
 [[nodiscard]] std::string proof_json(const Proof& proof);
 // For people, in this order: lines of at most 100 columns, but for messages.
 [[nodiscard]] std::string table_head();
-[[nodiscard]] std::string table_row(const ProvedRow& row);
+// One line, and one that names its kernels where they are others than `target`, what computes.
+[[nodiscard]] std::string table_row(const ProvedRow& row, const std::string& target);
 [[nodiscard]] std::string proof_text(const Proof& proof);  // what stands below the table
 
 }  // namespace kvfolio::tools

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kvfolio/kernels.h"
 #include "kvfolio/memory.h"
@@ -42,6 +43,9 @@ class CacheCompute {
   // The target that computes, as in summaries and in the name of what it computed: another one may
   // give other bits.
   [[nodiscard]] virtual std::string name() const = 0;
+  // The kernels that attended since the last call of this, each once, by name in the order of the
+  // alphabet. A CPU's target is one.
+  virtual std::vector<std::string> take_kernels() = 0;
 };
 
 }  // namespace kvfolio::llama

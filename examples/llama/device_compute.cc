@@ -2,14 +2,15 @@
 #include "device_compute.h"
 
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace kvfolio::llama {
 namespace {
 
-constexpr std::int64_t kRowBytes = sizeof(float);
 constexpr std::int32_t kHeadDimStep = 8;
 constexpr std::int32_t kMaxHeadDim = 576;  // of cuda::attend()
 
@@ -40,8 +41,12 @@ class Layout {
   std::int64_t end_ = 0;
 };
 
+std::int64_t head_bytes(const ConstRowsView& rows) {
+  return std::int64_t{rows.head_dim} * dtype_bytes(rows.dtype);
+}
+
 std::int64_t bytes_of(const ConstRowsView& rows) {
-  return std::int64_t{rows.num_tokens} * rows.num_heads * rows.head_dim * kRowBytes;
+  return head_bytes(rows) * rows.num_tokens * rows.num_heads;
 }
 
 template <typename T>
@@ -51,7 +56,7 @@ std::int64_t bytes_of(std::span<const T> numbers) {
 
 // Copies of rows whose heads follow each other in host memory, token by token.
 void add_runs(std::vector<CopyRun>& runs, const ConstRowsView& rows, std::byte* to) {
-  const std::int64_t head = rows.head_dim * kRowBytes;
+  const std::int64_t head = head_bytes(rows);
   const bool together = rows.head_stride == head;
   const std::int32_t pieces = together ? 1 : rows.num_heads;
   const std::int64_t bytes = together ? head * rows.num_heads : head;
@@ -69,9 +74,20 @@ void add_run(std::vector<CopyRun>& runs, std::span<const std::int32_t> numbers, 
 
 // The same rows, packed, in device memory.
 ConstRowsView packed(const ConstRowsView& rows, const std::byte* data) {
-  const std::int64_t head = rows.head_dim * kRowBytes;
+  const std::int64_t head = head_bytes(rows);
   return {data,           head * rows.num_heads, head,      rows.num_tokens,
           rows.num_heads, rows.head_dim,         rows.dtype};
+}
+
+// Adds cuda-node and cuda-merge for "cuda-sm90-tiles: cuda-node, cuda-merge; left out: ...".
+void note_kernels(std::string_view explained, std::set<std::string, std::less<>>& names) {
+  explained.remove_prefix(std::min(explained.size(), explained.find(": ") + 2));
+  explained = explained.substr(0, explained.find(';'));
+  while (!explained.empty()) {
+    const std::string_view name = explained.substr(0, explained.find(", "));
+    if (name != "no rows") names.emplace(name);
+    explained.remove_prefix(std::min(explained.size(), name.size() + 2));
+  }
 }
 
 const std::int32_t* numbers_at(const std::byte* data) {
@@ -79,6 +95,12 @@ const std::int32_t* numbers_at(const std::byte* data) {
 }
 
 }  // namespace
+
+DType query_dtype(std::int32_t head_dim, DType cache) noexcept {
+  if (head_dim != 64 && head_dim != 128 && head_dim != 256) return DType::kF32;
+  if (cache == DType::kF16) return DType::kF16;
+  return cache == DType::kBF16 || has_scales(cache) ? DType::kBF16 : DType::kF32;
+}
 
 Result<std::unique_ptr<DeviceCompute>> DeviceCompute::create(std::int32_t ordinal,
                                                              const ModelConfig& config,
@@ -104,6 +126,7 @@ Result<std::unique_ptr<DeviceCompute>> DeviceCompute::create(std::shared_ptr<cud
   std::unique_ptr<DeviceCompute> made(new DeviceCompute());
   made->device_ = std::move(device);
   made->kernels_ = std::move(kernels);
+  made->query_dtype_ = query_dtype(config.head_dim, dtype);
   Result<std::unique_ptr<cuda::DeviceMemory>> memory =
       cuda::DeviceMemory::create(made->device_, {.kernels = made->kernels_, .later_bytes = 0});
   if (!memory) return std::move(memory).error();
@@ -115,7 +138,37 @@ Result<std::unique_ptr<DeviceCompute>> DeviceCompute::create(std::shared_ptr<cud
 }
 
 std::string DeviceCompute::name() const {
-  return device_->target() + "-r" + std::to_string(cuda::kKernelRevision);
+  std::string name = device_->target() + "-r" + std::to_string(cuda::kKernelRevision);
+  if (query_dtype_ != DType::kF32) name += std::string("-q") + to_string(query_dtype_);
+  return name;
+}
+
+std::vector<std::string> DeviceCompute::take_kernels() {
+  std::vector<std::string> taken(attended_.begin(), attended_.end());
+  attended_.clear();
+  return taken;
+}
+
+ConstRowsView DeviceCompute::rounded(const ConstRowsView& q) {
+  if (query_dtype_ == DType::kF32) return q;
+  ConstRowsView rows = q;
+  rows.dtype = query_dtype_;
+  rows.head_stride = head_bytes(rows);
+  rows.token_stride = rows.head_stride * rows.num_heads;
+  rounded_.clear();
+  for (std::int32_t token = 0; token < q.num_tokens; ++token) {
+    for (std::int32_t head = 0; head < q.num_heads; ++head) {
+      const std::byte* from = q.at(token, head);
+      for (std::int32_t i = 0; i < q.head_dim; ++i, from += sizeof(float)) {
+        float value = 0.0f;
+        std::memcpy(&value, from, sizeof value);
+        rounded_.push_back(query_dtype_ == DType::kF16 ? f16_from_f32(value)
+                                                       : bf16_from_f32(value));
+      }
+    }
+  }
+  rows.data = std::as_bytes(std::span(rounded_)).data();
+  return rows;
 }
 
 Status DeviceCompute::grow(ResourceBytes& array, std::int64_t bytes) {
@@ -130,11 +183,12 @@ Status DeviceCompute::layer(const LayerCall& call) {
   const ConstRowsView out = {call.out.data,       call.out.token_stride, call.out.head_stride,
                              call.out.num_tokens, call.out.num_heads,    call.out.head_dim,
                              call.out.dtype};
+  const ConstRowsView queries = rounded(call.q);
   const unsigned long long no_fault = cuda::kNoEntry;
   Layout layout;
   const std::int64_t k = layout.add(bytes_of(call.k));
   const std::int64_t v = layout.add(bytes_of(call.v));
-  const std::int64_t q = layout.add(bytes_of(call.q));
+  const std::int64_t q = layout.add(bytes_of(queries));
   const std::int64_t rows_out = layout.add(bytes_of(out));
   const std::int64_t slots = layout.add(bytes_of(call.slots));
   const std::int64_t query_start = layout.add(bytes_of(call.batch.query_start));
@@ -149,7 +203,7 @@ Status DeviceCompute::layer(const LayerCall& call) {
   runs_.clear();
   add_runs(runs_, call.k, base + k);
   add_runs(runs_, call.v, base + v);
-  add_runs(runs_, call.q, base + q);
+  add_runs(runs_, queries, base + q);
   add_run(runs_, call.slots, base + slots);
   add_run(runs_, call.batch.query_start, base + query_start);
   add_run(runs_, call.batch.kv_lens, base + kv_lens);
@@ -178,10 +232,10 @@ Status DeviceCompute::layer(const LayerCall& call) {
     attention.trim_first_kept = numbers_at(base + trim_first_kept);
   }
   attention.params = call.params;
-  attention.q = packed(call.q, base + q);
+  attention.q = packed(queries, base + q);
   attention.out = call.out;
   attention.out.data = base + rows_out;
-  attention.out.head_stride = call.out.head_dim * kRowBytes;
+  attention.out.head_stride = head_bytes(out);
   attention.out.token_stride = attention.out.head_stride * call.out.num_heads;
   KVFOLIO_RETURN_IF_ERROR(attend(attention));
 
@@ -203,6 +257,7 @@ Status DeviceCompute::layer(const LayerCall& call) {
 Status DeviceCompute::attend(const cuda::DeviceAttention& call) {
   Result<cuda::AttendPlan> plan = cuda::plan_attend(*kernels_, call);
   if (!plan) return std::move(plan).error();
+  note_kernels(plan->explain(), attended_);
   const std::int64_t image_bytes = std::ssize(plan->image());
   KVFOLIO_RETURN_IF_ERROR(grow(image_, image_bytes));
   KVFOLIO_RETURN_IF_ERROR(grow(workspace_, plan->workspace_bytes()));

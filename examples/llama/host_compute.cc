@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace kvfolio::llama {
 
@@ -28,7 +29,13 @@ Status HostCompute::layer(const LayerCall& call) {
   if (!bytes) return bytes.error();
   if (std::ssize(workspace_) < *bytes) workspace_.resize(static_cast<std::size_t>(*bytes));
   args.workspace = workspace_;
+  attended_ = true;
   return attend(args);
+}
+
+std::vector<std::string> HostCompute::take_kernels() {
+  if (!std::exchange(attended_, false)) return {};
+  return {name()};
 }
 
 }  // namespace kvfolio::llama

@@ -24,12 +24,14 @@ class HostCompute final : public CacheCompute {
   MemoryResource& memory() noexcept override { return memory_; }
   Status layer(const LayerCall& call) override;
   [[nodiscard]] std::string name() const override { return to_string(kernel_); }
+  std::vector<std::string> take_kernels() override;
 
  private:
   HostMemory memory_;
   Executor executor_;
   KernelTarget kernel_;
   std::vector<std::byte> workspace_;
+  bool attended_ = false;  // since take_kernels()
 };
 
 }  // namespace kvfolio::llama

@@ -76,8 +76,11 @@ inline constexpr std::string_view kTinyConfig = R"({
   "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 10,
   "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": true})";
 
-// `hidden`: as many are two heads.
-inline std::vector<TestTensor> tiny_tensors(std::size_t hidden = 8) {
+// `hidden`: as many are two heads, or `queries` are all of them, over `keys` of one KV head.
+inline std::vector<TestTensor> tiny_tensors(std::size_t hidden = 8, std::size_t queries = 0,
+                                            std::size_t keys = 0) {
+  if (queries == 0) queries = hidden;
+  if (keys == 0) keys = hidden / 2;
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-0.7f, 0.7f);
   std::vector<TestTensor> tensors;
@@ -93,10 +96,10 @@ inline std::vector<TestTensor> tiny_tensors(std::size_t hidden = 8) {
   add("model.norm.weight", hidden, 0);
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
     add(layer + "input_layernorm.weight", hidden, 0);
-    add(layer + "self_attn.q_proj.weight", hidden, hidden);
-    add(layer + "self_attn.k_proj.weight", hidden / 2, hidden);
-    add(layer + "self_attn.v_proj.weight", hidden / 2, hidden);
-    add(layer + "self_attn.o_proj.weight", hidden, hidden);
+    add(layer + "self_attn.q_proj.weight", queries, hidden);
+    add(layer + "self_attn.k_proj.weight", keys, hidden);
+    add(layer + "self_attn.v_proj.weight", keys, hidden);
+    add(layer + "self_attn.o_proj.weight", hidden, queries);
     add(layer + "post_attention_layernorm.weight", hidden, 0);
     add(layer + "mlp.gate_proj.weight", 12, hidden);
     add(layer + "mlp.up_proj.weight", 12, hidden);

@@ -147,5 +147,15 @@ TEST_F(Compared, AProofIsNotEqualWhereOnlyTheLastTokenDiffers) {
   EXPECT_FALSE(proof.good());
 }
 
+TEST(ProvedRow, NamesItsKernelsWhereTheyAreOthersThanTheTarget) {
+  ProvedRow row;
+  row.sha256 = "0123456789abcdef";
+  row.happened.kernels = {"avx512"};
+  const std::string alone = table_row(row, "avx512");
+  EXPECT_THAT(alone, testing::EndsWith("  0123456789ab\n"));
+  row.happened.kernels = {"cuda-merge", "cuda-node"};
+  EXPECT_EQ(table_row(row, "cuda-sm90-r1"), alone + "    by cuda-merge, cuda-node\n");
+}
+
 }  // namespace
 }  // namespace kvfolio::tools

@@ -2,11 +2,13 @@
 
 // The example engine over a device that is none: a driver of the tests, whose kernels are the text
 // of the real ones, run on the CPU. Tokens are those of the CPU; a row has the same bits over the
-// blocks of a cache, whatever its size and what it found, and over the twin's plain arrays.
+// blocks of a cache, whatever its size and what it found, and over the twin's plain arrays. Heads
+// of 64 go through the text of the tile kernels.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -26,10 +28,19 @@ namespace kvfolio::llama {
 namespace {
 
 using cuda::FakeDriver;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::IsSupersetOf;
+using testing::Not;
 
 constexpr int kImage = 0;
-constexpr cuda::KernelImage kImages[] = {{"moves", &kImage, 4}, {"attend", &kImage, 4}};
+constexpr cuda::KernelImage kImages[] = {{"moves", &kImage, 4},
+                                         {"attend", &kImage, 4},
+                                         {"attend_bf16_64", &kImage, 4},
+                                         {"attend_int8_64", &kImage, 4}};
 
 // What an engine gave: of each sample its tokens and the logits that chose them.
 struct Answers {
@@ -46,14 +57,30 @@ class DeviceComputeTest : public testing::Test {
     config.replace(config.find("\"hidden_size\": 8"), 16, "\"hidden_size\": 16");
     folder_.write("config.json", config);
     folder_.write("model.safetensors", safetensors_file(tiny_tensors(16)));
+    load();
+    fake_.minor = 0;
+    fake_.multiprocessors = 2;
+    fake_.touchable = true;
+    fake_.kernel = cuda::either(
+        cuda::moves_on_host(),
+        cuda::either(cuda::general_attention_on_host(), cuda::tile_attention_on_host()));
+    device_ = *cuda::Device::open(FakeDriver::calls(), 0);
+    kernels_ = *cuda::load_kernels(device_, {}, kImages);
+  }
+
+  void load() {
     Result<Model> model = Model::load(folder_.path());
     ASSERT_TRUE(model.has_value()) << model.error().message();
     model_.emplace(*std::move(model));
-    fake_.minor = 0;
-    fake_.touchable = true;
-    fake_.kernel = cuda::either(cuda::moves_on_host(), cuda::general_attention_on_host());
-    device_ = *cuda::Device::open(FakeDriver::calls(), 0);
-    kernels_ = *cuda::load_kernels(device_, {}, kImages);
+  }
+  // Four query heads of 64 over one KV head: a shape of tile kernels.
+  void load_heads_of_64() {
+    std::string config(kTinyConfig);
+    const std::string heads = R"("num_attention_heads": 2)";
+    config.replace(config.find(heads), heads.size(), R"("num_attention_heads": 4, "head_dim": 64)");
+    folder_.write("config.json", config);
+    folder_.write("model.safetensors", safetensors_file(tiny_tensors(8, 256, 64)));
+    load();
   }
 
   std::unique_ptr<DeviceCompute> compute(DType dtype = DType::kF32) {
@@ -147,6 +174,49 @@ TEST_F(DeviceComputeTest, RowsHaveTheSameBitsInBlocksOfAnySizeAndInTheTwin) {
       EXPECT_GT(paged.reused, 0);
     }
   }
+}
+
+// On a card of two multiprocessors, so that few sequences are too many for a stream at times.
+TEST_F(DeviceComputeTest, TileKernelsGiveRowsTheSameBitsInBlocksOfAnySizeAfterHitsAndInTheTwin) {
+  load_heads_of_64();
+  for (const DType dtype : {DType::kBF16, DType::kInt8}) {
+    const std::unique_ptr<DeviceCompute> device = compute(dtype);
+    const Answers twin = run(*device, 16, true, dtype);
+    EXPECT_THAT(device->take_kernels(), Contains("cuda-prefill"));
+    for (const std::int32_t block_size : {1, 4, 16}) {
+      const Answers paged = run(*device, block_size, false, dtype);
+      EXPECT_TRUE(same_bits(paged, twin)) << to_string(dtype) << ", blocks of " << block_size;
+      EXPECT_GT(paged.reused, 0);
+      const std::vector<std::string> kernels = device->take_kernels();
+      EXPECT_THAT(kernels, IsSupersetOf({"cuda-node", "cuda-prefill"}));
+      EXPECT_THAT(kernels, Not(Contains("cuda-general")));
+      EXPECT_EQ(std::count(kernels.begin(), kernels.end(), "cuda-stream"),
+                dtype == DType::kBF16 ? 1 : 0);
+    }
+    EXPECT_THAT(device->take_kernels(), IsEmpty());
+  }
+}
+
+TEST_F(DeviceComputeTest, QueriesAreRoundedWhereTileKernelsTakeThem) {
+  for (const std::int32_t head_dim : {64, 128, 256}) {
+    EXPECT_EQ(query_dtype(head_dim, DType::kF16), DType::kF16);
+    EXPECT_EQ(query_dtype(head_dim, DType::kBF16), DType::kBF16);
+    EXPECT_EQ(query_dtype(head_dim, DType::kInt8), DType::kBF16);
+    EXPECT_EQ(query_dtype(head_dim, DType::kE4M3), DType::kBF16);
+    EXPECT_EQ(query_dtype(head_dim, DType::kF32), DType::kF32);
+  }
+  EXPECT_EQ(query_dtype(32, DType::kBF16), DType::kF32);
+  EXPECT_EQ(query_dtype(80, DType::kInt8), DType::kF32);
+}
+
+TEST_F(DeviceComputeTest, ACacheOfF32GoesThroughTheGeneralKernelAtAnyHeadDim) {
+  load_heads_of_64();
+  const std::unique_ptr<DeviceCompute> device = compute();
+  run(*device, 16);
+  EXPECT_THAT(device->take_kernels(), ElementsAre("cuda-general"));
+  EXPECT_THAT(device->name(), EndsWith("-r" + std::to_string(cuda::kKernelRevision)));
+  EXPECT_THAT(compute(DType::kInt8)->name(), EndsWith("-qbf16"));
+  EXPECT_THAT(compute(DType::kF16)->name(), EndsWith("-qf16"));
 }
 
 TEST_F(DeviceComputeTest, GivesBackWhatItTook) {

@@ -34,7 +34,7 @@ sys.path.insert(0, str(SOURCE / "tests"))
 import make_checkpoints  # noqa: E402
 import signals  # noqa: E402
 
-ROW_KEYS = """name sha256 long_sha256 equal difference failure contiguous block_size chunk threads
+ROW_KEYS = """name sha256 long_sha256 equal difference failure contiguous block_size chunk kernels threads
     threads_that_worked steps_overlapped prompt_tokens prefill_tokens_computed tokens_reused tokens_reused_expected tokens_recomputed
     loads forks block_copies block_copies_expected preemptions held_back steps step_sequences_peak
     chunk_tokens_peak blocks_total blocks_peak seconds""".split()
@@ -88,9 +88,12 @@ def test_the_shipped_model_has_one_hash_in_at_least_sixteen_rows():
 
 
 def test_every_row_has_the_keys_and_is_what_it_says(checkpoint):
-    rows = check(proof(checkpoint("tied-f32")))
+    result = proof(checkpoint("tied-f32"))
+    rows = check(result)
+    assert result["kernels"] == [result["kernel"]]
     for row in rows.values():
         assert list(row) == ROW_KEYS
+        assert row["kernels"] == [result["kernel"]]
         assert row["failure"] is None and row["difference"] is None
         assert (row["preemptions"] > 0) == ("preempting" in row["name"])
         if row["tokens_reused_expected"] is not None:

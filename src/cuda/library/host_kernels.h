@@ -18,8 +18,10 @@ using KernelsOnHost = std::function<std::function<void()>(const FakeDriver::Star
 KernelsOnHost moves_on_host();
 // The kernels of attention that take any element type and head dim.
 KernelsOnHost general_attention_on_host();
-// The same, and those of tiles of bf16 and head_dim 64: of library_attend_test.cc, for the program
-// that it is part of.
+// The kernels of tiles of caches of bf16 and int8 and head_dim 64, as sm_90 has them.
+KernelsOnHost tile_attention_on_host();
+// All of general_attention_on_host(), and those of tiles of bf16 and head_dim 64: of
+// library_attend_test.cc, for the program that it is part of.
 KernelsOnHost model_kernels();
 
 inline KernelsOnHost either(KernelsOnHost one, KernelsOnHost other) {
