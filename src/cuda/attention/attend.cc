@@ -418,20 +418,6 @@ AttendArgs arguments_of(const AttentionCall& call) {
   return args;
 }
 
-Result<KernelChoice> choice_named(std::string_view name, KernelChoice choice) {
-  if (name == to_string(KernelName::kNode)) {
-    choice.prefill = false;
-  } else if (name == to_string(KernelName::kPrefill)) {
-    choice.wgmma = false;
-  } else if (name == to_string(KernelName::kWgmmaTiles)) {
-    choice.wgmma_tiles = true;
-  } else if (name != to_string(KernelName::kWgmma)) {
-    return invalid(concat("the kernel for chunks is ", name,
-                          ", allowed: cuda-node, cuda-prefill, cuda-wgmma, cuda-wgmma-tiles"));
-  }
-  return choice;
-}
-
 Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoice& choice) {
   KVFOLIO_RETURN_IF_ERROR(check(call));
   AttentionPlan plan;
@@ -580,44 +566,6 @@ std::vector<KernelName> kernels_of(const AttentionPlan& plan) {
   }
   if (counts.merges) kernels.push_back(KernelName::kMerge);
   return kernels;
-}
-
-std::string_view to_string(KernelName kernel) noexcept {
-  switch (kernel) {
-    case KernelName::kNode:
-      return "cuda-node";
-    case KernelName::kGeneral:
-      return "cuda-general";
-    case KernelName::kMerge:
-      return "cuda-merge";
-    case KernelName::kPrefill:
-      return "cuda-prefill";
-    case KernelName::kWgmma:
-      return "cuda-wgmma";
-    case KernelName::kStream:
-      return "cuda-stream";
-    case KernelName::kNarrow:
-      return "cuda-narrow";
-    case KernelName::kWgmmaTiles:
-      return "cuda-wgmma-tiles";
-  }
-  return "invalid";
-}
-
-std::string_view to_string(Element element) noexcept {
-  switch (element) {
-    case Element::kF32:
-      return "f32";
-    case Element::kF16:
-      return "f16";
-    case Element::kBF16:
-      return "bf16";
-    case Element::kInt8:
-      return "int8";
-    case Element::kE4M3:
-      return "e4m3";
-  }
-  return "invalid";
 }
 
 }  // namespace kvfolio::cuda

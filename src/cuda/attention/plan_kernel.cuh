@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   const int thread = threadIdx.x;
   int n = a.num_sequences == nullptr ? a.max_sequences : *a.num_sequences;
   int32_t wrong = n < 0 || n > a.max_sequences ? a.max_sequences : kNoRows;
-  // Of a number that is wrong, the arrays still have max_sequences entries.
+  // Where the number is wrong, the arrays still have max_sequences entries.
   const bool counted = wrong == kNoRows;
   const int num_read = counted ? n : a.max_sequences;
   const int64_t most_rows = int64_t{a.max_sequences} * a.max_queries;  // of q

@@ -837,7 +837,7 @@ TEST(CudaAttendCards, EachTakesItsImagesAndTheKernelsThatItHasRoomFor) {
   }
 }
 
-// Of choose_kernels() alone: the images of this test have head_dim 64.
+// Asks choose_kernels() alone: the images of this test have head_dim 64.
 TEST(CudaAttendCards, HeadDim256IsSaidToBeLeftOutWhereCudaGeneralTakesIt) {
   AttentionCall call;
   call.cache.element = call.q_element = Element::kBF16;
