@@ -381,15 +381,6 @@ class Pool:
         if new > 0 and (4 * new >= self.num_blocks or self._unchecked.costs_nothing()):
             self._check_weights(offload)
 
-    def note(self, namespace: Namespace) -> None:
-        """A cache of this namespace is about to name what it computed. Under the lock, so that no look at the weights
-        is under way: it would take this for seen."""
-        if self._offload is None or self._offload.closed:
-            return
-        model = None if namespace.model is None else namespace.model()
-        if self._unchecked is not None and model is not None and namespace.made_of is not None:
-            self._unchecked.add(model, namespace.made_of, namespace.root)
-
     @property
     def offload(self) -> Offload | None:
         """What stands over the tiers, for its counters; None without tiers."""
@@ -440,6 +431,15 @@ class Pool:
             # Tiers have these, so no look at the weights is needed for them.
             self._checked_blocks += int(self.manager.counters.blocks_published) - before
         return sequence, found
+
+    def note(self, namespace: Namespace) -> None:
+        """A cache of this namespace is about to name what it computed. Under the lock, so that no look at the weights
+        is under way: it would take this for seen."""
+        if self._offload is None or self._offload.closed:
+            return
+        model = None if namespace.model is None else namespace.model()
+        if self._unchecked is not None and model is not None and namespace.made_of is not None:
+            self._unchecked.add(model, namespace.made_of, namespace.root)
 
     def locked(self) -> threading.RLock:
         """The lock, for ``with``. What was left behind is tidied up first."""
