@@ -107,11 +107,13 @@ TEST(AppendOfAToken, WritesItsRowsAndNoOtherByte) {
         const ConstRowsView v_rows = has_own_v(shape) ? v.view : ConstRowsView();
         ASSERT_TRUE(append(cache.view, 1, k.view, v_rows, std::vector{slot}).ok());
         for (std::int32_t h = 0; h < shape.heads; ++h) {
-          std::memcpy(want.view.k_at(1, slot / 4, h, slot % 4), k.view.at(0, h),
-                      static_cast<std::size_t>(shape.head_dim_k * k.element));
+          std::memcpy(
+              want.view.k_at(1, slot / 4, h, slot % 4), k.view.at(0, h),
+              static_cast<std::size_t>(shape.head_dim_k) * static_cast<std::size_t>(k.element));
           if (!has_own_v(shape)) continue;
-          std::memcpy(want.view.v_at(1, slot / 4, h, slot % 4), v.view.at(0, h),
-                      static_cast<std::size_t>(shape.head_dim_v * v.element));
+          std::memcpy(
+              want.view.v_at(1, slot / 4, h, slot % 4), v.view.at(0, h),
+              static_cast<std::size_t>(shape.head_dim_v) * static_cast<std::size_t>(v.element));
         }
         ASSERT_EQ(bytes_of_cache(cache, shape), bytes_of_cache(want, shape)) << "slot " << slot;
       }

@@ -239,7 +239,7 @@ void plan_step(BatchState& state, nb::handle pages, const GivenStep& given, nb::
   if (!given.mask.is_none()) step.custom_mask = kMask;  // refused by name
   state.device->enqueue({&state.last}, {}, number, [&]() -> Status {
     KVFOLIO_RETURN_IF_ERROR(DeviceState::hold_back(state.last, number));
-    const Status status = state.attention->plan(step, number);
+    Status status = state.attention->plan(step, number);
     state.shape = state.attention->shape();  // none behind a failure
     state.target = state.attention->target();
     return status;
