@@ -157,19 +157,7 @@ func (a *BatchAttention) p() *C.kvfolio_cuda_batch_attention {
 func (a *BatchAttention) h() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(a.p()))) }
 
 func (a *BatchAttention) done(s *scratch, code C.int32_t, views ...*View) error {
-	if a.p() == nil {
-		return s.give(code, true, "BatchAttention")
-	}
-	for _, view := range views {
-		if view.p() == nil {
-			return view.done(s, code)
-		}
-	}
-	err := s.give(code, false, "")
-	for _, view := range views {
-		runtime.KeepAlive(view)
-	}
-	return err
+	return s.giveWith(code, a.p() == nil, "BatchAttention", views)
 }
 
 // Close waits for copies that are under way. Kernels of runs have ended before.

@@ -175,8 +175,14 @@ func (k *CUDAKernels) p() *C.kvfolio_cuda_kernels {
 
 // done: the first null pointer that the library names is that of the kernels.
 func (k *CUDAKernels) done(s *scratch, code C.int32_t, views ...*View) error {
-	if k.p() == nil {
-		return s.give(code, true, "CUDAKernels")
+	return s.giveWith(code, k.p() == nil, "CUDAKernels", views)
+}
+
+// giveWith is give for a call that was handed views, too: the first null pointer that the library
+// names is the receiver's, then a view's.
+func (s *scratch) giveWith(code C.int32_t, closed bool, name string, views []*View) error {
+	if closed {
+		return s.give(code, true, name)
 	}
 	for _, view := range views {
 		if view.p() == nil {

@@ -27,14 +27,7 @@ void PlanMemory::give_back() noexcept {
 }
 
 PlanMemory::~PlanMemory() {
-  if (Py_IsInitialized() == 0) {
-    give_back();
-    return;
-  }
-  with_gil([&] {
-    const ReleasedGil release;
-    give_back();
-  });
+  end_without_gil([this] { give_back(); });
 }
 
 Status PlanMemory::reserve(Piece& piece, std::int64_t bytes) {

@@ -24,17 +24,9 @@ struct BatchState {
   BatchState(const BatchState&) = delete;
   BatchState& operator=(const BatchState&) = delete;
   ~BatchState() {
-    const auto end = [this] {
+    end_without_gil([this] {
       static_cast<void>(device->wait(last));
       attention.reset();
-    };
-    if (Py_IsInitialized() == 0) {
-      end();
-      return;
-    }
-    with_gil([&] {
-      const ReleasedGil release;
-      end();
     });
   }
 
@@ -55,23 +47,9 @@ struct CudaBatchAttention {
 std::shared_ptr<BatchState> make_batch(nb::handle device, Format layout,
                                        const cuda::BatchAttentionOptions& options) {
   auto state = std::make_shared<BatchState>(device_of(device), layout);
-  Status status;
-  {
-    const ReleasedGil release;
-    status = state->device->load();
-    if (status.ok()) {
-      // They belong to the state of the device, which outlives this.
-      const std::shared_ptr<cuda::Kernels> kernels(state->device, &state->device->kernels());
-      Result<std::unique_ptr<cuda::BatchAttention>> made =
-          cuda::BatchAttention::create(kernels, options);
-      if (made) {
-        state->attention = *std::move(made);
-      } else {
-        status = made.error();
-      }
-    }
-  }
-  check(status);
+  create_over(state->device, state->attention, [&](const std::shared_ptr<cuda::Kernels>& kernels) {
+    return cuda::BatchAttention::create(kernels, options);
+  });
   return state;
 }
 

@@ -20,17 +20,9 @@ struct DevicePlanState {
   DevicePlanState(const DevicePlanState&) = delete;
   DevicePlanState& operator=(const DevicePlanState&) = delete;
   ~DevicePlanState() {
-    const auto end = [this] {
+    end_without_gil([this] {
       static_cast<void>(device->wait(last));
       plan.reset();
-    };
-    if (Py_IsInitialized() == 0) {
-      end();
-      return;
-    }
-    with_gil([&] {
-      const ReleasedGil release;
-      end();
     });
   }
 
@@ -67,22 +59,9 @@ std::vector<cuda::DevicePlanGroup> plan_groups_of(nb::handle groups) {
 std::shared_ptr<DevicePlanState> make_device_plan(nb::handle device,
                                                   const cuda::DevicePlanOptions& options) {
   auto state = std::make_shared<DevicePlanState>(device_of(device), options);
-  Status status;
-  {
-    const ReleasedGil release;
-    status = state->device->load();
-    if (status.ok()) {
-      // They belong to the state of the device, which outlives the plan.
-      const std::shared_ptr<cuda::Kernels> kernels(state->device, &state->device->kernels());
-      Result<std::unique_ptr<cuda::DevicePlan>> plan = cuda::DevicePlan::create(kernels, options);
-      if (plan) {
-        state->plan = *std::move(plan);
-      } else {
-        status = plan.error();
-      }
-    }
-  }
-  check(status);
+  create_over(state->device, state->plan, [&](const std::shared_ptr<cuda::Kernels>& kernels) {
+    return cuda::DevicePlan::create(kernels, options);
+  });
   return state;
 }
 

@@ -116,4 +116,35 @@ class DeviceState {
   std::vector<SharedEvent> free_events_;
 };
 
+// f() without the GIL, for what ends on any thread and waits for a device, also behind the end of
+// the interpreter.
+template <typename F>
+void end_without_gil(F&& f) {
+  if (Py_IsInitialized() == 0) {
+    f();
+    return;
+  }
+  with_gil([&] {
+    const ReleasedGil release;
+    f();
+  });
+}
+
+// Loads kernels and memory, then sets `to` to what make(kernels) gives. Under the GIL; runs
+// without.
+template <typename T, typename Make>
+void create_over(const std::shared_ptr<DeviceState>& device, std::unique_ptr<T>& to, Make&& make) {
+  const auto create = [&]() -> Status {
+    const ReleasedGil release;
+    KVFOLIO_RETURN_IF_ERROR(device->load());
+    // They belong to the state of the device, which outlives what is made.
+    Result<std::unique_ptr<T>> made =
+        make(std::shared_ptr<cuda::Kernels>(device, &device->kernels()));
+    if (!made) return made.error();
+    to = *std::move(made);
+    return {};
+  };
+  check(create());
+}
+
 }  // namespace kvfolio::python
