@@ -54,7 +54,8 @@ inline PrefixTree::Impl::Change PrefixTree::Impl::begin_change(std::int32_t r,
 }
 
 // Logs which entry of the run leaves next, if that is another one now, and lets its parents know.
-void PrefixTree::Impl::end_change(Change change) noexcept {
+void PrefixTree::Impl::end_change(const Change& changed) noexcept {
+  Change change = changed;
   const std::int32_t g = change.group;
   for (;;) {
     const NextOut now = next_out(change.run, g);

@@ -255,7 +255,9 @@ class PrefixTree::Impl {
   [[nodiscard]] NextOut next_out(std::int32_t r, std::int32_t g) const noexcept;
   [[nodiscard]] Candidate candidate_of(std::int32_t g, std::int32_t block) const noexcept;
   [[nodiscard]] Change begin_change(std::int32_t r, std::int32_t g) const noexcept;
-  void end_change(Change change) noexcept;
+  // Takes a reference: a copy of what was just written is read in wider pieces than it was written
+  // in, so it waits until all stores before it are in the cache.
+  void end_change(const Change& changed) noexcept;
   [[nodiscard]] std::int32_t last_idle_at(std::int32_t r, std::int32_t g,
                                           std::int32_t index) const noexcept;
   void recount(std::int32_t r, std::int32_t g) noexcept;
