@@ -77,10 +77,11 @@ void KVCacheManager::Impl::prefetch_each(std::span<const SequenceId> ids,
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for (std::size_t i = 0; i < n; ++i) {
       const auto blocks = table(rows[i], g).blocks(arena());
+      if (blocks.empty()) continue;
+      // Behind a full block its successor comes from the pool, and the full one is looked at.
       const auto logical = static_cast<std::size_t>(block_of(g, rows_[rows[i]].length));
-      if (logical < blocks.size() && blocks[logical] >= 0) {
-        blocks_.pool(g).prefetch(BlockId(blocks[logical]));
-      }
+      const std::int32_t block = blocks[std::min(logical, blocks.size() - 1)];
+      if (block >= 0) blocks_.pool(g).prefetch(BlockId(block));
     }
   }
 }

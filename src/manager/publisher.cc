@@ -27,6 +27,16 @@ void Publisher::find_lost(std::int32_t row) noexcept {
   }
 }
 
+void Publisher::prefetch(std::int32_t row) const noexcept {
+  const Sequence& s = rows_[row];
+  tree_->prefetch_ends(s.place);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const auto blocks = tables_.of(row, g).blocks(tables_.arena());
+    const auto first = static_cast<std::size_t>(group(g).block_of(s.place.position));
+    if (first < blocks.size()) tree_->prefetch(GroupId(g), blocks.subspan(first, 1));
+  }
+}
+
 void Publisher::publish(std::int32_t row, bool tail) noexcept {
   Sequence& s = rows_[row];
   SequenceDetails& d = rows_.details(row);

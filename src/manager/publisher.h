@@ -72,6 +72,9 @@ class Publisher {
   // Full blocks, and with `tail` the partial ones at the end. Own blocks that lack an entry, or
   // found another's in their place, are offered again each time. Harmless if it does not publish.
   void publish(std::int32_t row, bool tail) noexcept;
+  // Prefetches what publish() of a sequence that fills a block reads, once tree's prefetch() of its
+  // place has arrived. Changes nothing.
+  void prefetch(std::int32_t row) const noexcept;
   // The sequence leaves the tree, and nothing of it becomes findable any more.
   void stop(std::int32_t row) noexcept;
 

@@ -189,7 +189,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     }
   }
   for (std::int32_t i = 0; i < num_publishing; ++i) {
-    if (i + 2 < num_publishing) m.tree_->prefetch_ends(m.rows_[publishing[i + 2]].place);
+    if (i + 2 < num_publishing) m.publisher_.prefetch(publishing[i + 2]);
     m.publisher_.publish(publishing[i], false);
   }
   for (std::int32_t i = 0; i < step.num_entries && m.borders_.any(); ++i) {
