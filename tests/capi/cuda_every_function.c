@@ -320,6 +320,7 @@ static void attend_alone(kvfolio_view* device, const kvfolio_cuda_attention* the
   void* const stream = kvfolio_cuda_stream_handle(toy.stream);
   const kvfolio_rows rows = padded_rows(batch);
   memset(out, 0, kPaddedFloats * sizeof *out);
+  if (rows.num_tokens == 0) return;
   MUST(kvfolio_cuda_memory_copy_in(toy.memory, there->out, out, kPaddedFloats * sizeof *out,
                                    &g_error));
   kvfolio_cuda_attend_plan* plan = NULL;

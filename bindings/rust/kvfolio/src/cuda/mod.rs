@@ -45,7 +45,7 @@ mod kernels;
 mod memory;
 mod plan;
 
-pub use attention::{AttendPlan, AttendShape, DeviceAttention};
+pub use attention::{AttendCapacity, AttendPlan, AttendShape, DeviceAttention};
 pub use batch::{BatchAttention, BatchAttentionOptions, BatchAttentionPlan, PagedKv, PagedView};
 pub use device::{available, num_devices, Device, Event, RawStream, Stream};
 pub use graph::Graph;
