@@ -39,6 +39,7 @@ import warnings as _warnings
 import kvfolio as _kvfolio
 
 from ._cuda import (
+    AttendCapacity,
     AttendPlan,
     Batch,
     BatchAttention,
@@ -68,6 +69,7 @@ if not has_kernels():
     _warnings.warn("kvfolio_cuda was built without nvcc and has no kernels", RuntimeWarning, stacklevel=2)
 
 __all__ = [
+    "AttendCapacity",
     "AttendPlan",
     "Batch",
     "BatchAttention",
