@@ -723,6 +723,7 @@ fn values_end_in_any_order() {
         max_pages_of_sequence: 1,
         max_image_bytes: 16,
         workspace_bytes: 16,
+        ..BatchAttentionOptions::default()
     };
     let batch = BatchAttention::new(&m.kernels, &options).unwrap();
     // SAFETY: it records nothing.
