@@ -372,8 +372,8 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_attend_padded(
 // `workspace`. May be captured in front of kvfolio_cuda_attend(), whose arguments it has: a replay
 // needs no plan of the host. image, workspace, counts and fault are device memory. counts [1]: how
 // many sequences there are (kvfolio_cuda_plan_arrays has it); null: max_sequences, the last ones
-// without rows. Of the host's lengths only their number is looked at. A batch over the capacity,
-// which only the device sees, makes an empty plan and is reported to `fault`.
+// without rows. The host's lengths are not looked at, but for their number. A batch over the
+// capacity, which only the device sees, makes an empty plan and is reported to `fault`.
 // KVFOLIO_ERR_FAILED_PRECONDITION: the plan is not padded.
 KVFOLIO_C_API int32_t kvfolio_cuda_plan_on_device(
     const kvfolio_cuda_kernels* kernels, const kvfolio_view* cache,

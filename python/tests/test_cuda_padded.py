@@ -2,6 +2,7 @@
 """Padded plans of kvfolio.cuda over a driver that is none (tests/python_cuda): one captured graph serves every batch
 within a capacity, planned on the host in front of a replay or on the device in it. Not on a device."""
 
+import ctypes
 import gc
 import pathlib
 import sys
@@ -32,6 +33,13 @@ def fresh():
     twin.hold(False)
     twin.fail_at(0, 2)
     twin.take_log()
+
+
+def device_memory(tensor):
+    """What torch.from_dlpack() would give: the memory of the device that is none, not a copy."""
+    size = int(np.prod(tensor.shape))
+    at = ctypes.cast(tensor.data_ptr, ctypes.POINTER(ctypes.c_int32))
+    return np.ctypeslib.as_array(at, (size,)).reshape(tensor.shape)
 
 
 class Engine:
@@ -204,16 +212,39 @@ def test_a_plan_made_on_the_device_keeps_the_lengths_that_attend_reads():
     assert np.array_equal(engine.out[:5], wanted)
 
 
-def test_the_arrays_of_a_device_plan_are_what_a_graph_plans_itself_of():
-    manager = kv.Manager([kv.GroupSpec(num_kv_heads=KV_HEADS, head_dim=DIM, block_size=BLOCK, num_blocks=BLOCKS)],
-                         max_sequences=MOST)
-    engine = Engine()
-    there = cuda.DevicePlan(max_sequences=MOST, max_tokens=MOST * LONGEST, num_rows=manager.num_rows,
-                            groups=[(BLOCK, 25)])
-    plan = engine.plan(engine.of_batch({}, (300, 37), (1, 2)), capacity=engine.capacity)
-    plan.plan_on_device(there.query_start, there.kv_lens, counts=there.counts, stream=engine.stream)
-    twin.finish()
-    plan.check_fault()
+def test_a_graph_plans_itself_of_the_arrays_that_a_device_plan_sends():
+    engine, stream = Engine(), twin.stream(0)
+    manager = kv.Manager(engine.host.groups, max_sequences=MOST)
+    there = cuda.DevicePlan(max_sequences=MOST, max_tokens=512, num_rows=manager.num_rows, groups=[(BLOCK, 25)])
+    # Before the capture: an export waits for the uploads.
+    starts, of_kv, counts, table = (
+        Fake(twin, device_memory(each)) for each in (there.query_start, there.kv_lens, there.counts,
+                                                     there.group().batch_table))
+    sequences, graph = [manager.open([])[0] for _ in range(2)], None
+    for tokens in ((300, 37), (1, 1), (2, 1), (1, 2)):
+        with manager.step() as step:
+            for sequence, count in zip(sequences, tokens):
+                step.append(sequence, list(range(count)))
+            plan = step.plan(changed_entries=True, table_stride=[25])
+            there.upload(plan, stream=stream)
+            engine.lens, engine.start = np.array(plan.kv_lens), np.array(plan.query_start)
+            if tokens[0] > QUERIES:
+                continue
+            engine.own_trims, engine.table = {}, np.array(plan.groups[0].block_table)
+            batch = cuda.Batch(engine.start, engine.lens, table)
+            engine.stream = stream
+            wanted = engine.alone(batch)
+            if graph is None:
+                padded = engine.plan(batch, capacity=engine.capacity)
+                twin.finish()
+                twin.capture(stream)
+                padded.plan_on_device(starts, of_kv, counts=counts, stream=stream, keep=False)
+                q, out = engine.rows()
+                padded.attend(q, engine.storage.view(), out=out, stream=stream, keep=False)
+                graph = twin.end_graph(stream)
+            padded.check(batch)
+            assert np.array_equal(engine.replay(graph), wanted)
+    padded.check_fault()
 
 
 def test_what_a_padded_plan_cannot_be_made_of_is_refused_by_name():
@@ -257,9 +288,33 @@ def test_what_a_padded_plan_cannot_be_made_of_is_refused_by_name():
     for call in (lambda: plan.plan_on_device(starts, of_kv), plan.check_fault):
         with pytest.raises(kv.FailedPrecondition, match="another plan has the memory of this one"):
             call()
-    newer.plan_on_device(starts, of_kv)
+    newer.plan_on_device(starts, of_kv, counts=Fake(twin, engine.counts))
     twin.finish()
     newer.check_fault()
+
+
+def test_each_call_of_the_driver_may_fail_while_a_plan_is_made_on_the_device():
+    engine = Engine()
+    batch = engine.of_batch({}, (300, 37), (1, 2))
+    wanted = engine.alone(batch)
+    starts, of_kv, counts = (Fake(twin, each) for each in (engine.query_start, engine.kv_lens, engine.counts))
+    plan, failures = engine.plan(batch, capacity=engine.capacity), 0
+    for number in range(1, 60):  # some are asked in vain: an event that an earlier call may have left
+        twin.fail_at(number, 999)
+        try:
+            plan.plan_on_device(starts, of_kv, counts=counts, stream=engine.stream)
+            plan.check_fault()
+        except kv.Unavailable:
+            failures += 1
+        finally:
+            twin.fail_at(0, 2)
+        cuda.Device(0).synchronize()
+        assert starts.handed == starts.deleted, number
+    assert failures > 3
+    q, out = engine.rows()
+    plan.attend(q, engine.storage.view(), out=out, stream=engine.stream)
+    twin.finish()
+    assert np.array_equal(engine.out[:3], wanted)
 
 
 def test_a_capacity_is_its_numbers():

@@ -74,7 +74,7 @@ struct PlanState {
   std::optional<cuda::AttendPlan> plan;          // set once it is cut
   std::int64_t image_bytes = 0;                  // of work(), before the workspace
   std::optional<cuda::AttendCapacity> capacity;  // of a padded plan
-  // Of a padded plan: the call that it was cut for, over its own memory in place of tensors.
+  // Only with it: the call that the plan was cut for, over its own memory in place of tensors.
   cuda::DeviceAttention looks;
   // Lengths that plan_on_device() read, tensors of the device; none: those in the plan's memory.
   std::vector<nb::object> there;

@@ -249,12 +249,13 @@ void add_padded(nb::module_& m, nb::class_<CudaAttendPlan>& plan) {
                   "None = None, trim_first_kept: kvfolio._types.SupportsDLPack | None = None, "
                   "counts: kvfolio._types.SupportsDLPack | None = None, stream: typing.Any = None, "
                   "keep: bool = True) -> None"),
-          "Makes a padded plan anew by one kernel, of lengths that lie on the device: int32, with "
-          "room for the capacity, as those of a DevicePlan, whose `counts` has the number of "
-          "sequences (None: max_sequences, the last ones without rows). attend() reads them from "
-          "then on. In a graph in front of attend() a replay needs no plan of the host. A batch "
-          "over the capacity makes an empty plan, whose rows are not written: check_fault(). "
-          "Raises FailedPrecondition if the plan is not padded.")
+          "Makes a padded plan anew by one kernel, of lengths that lie on the device: int32, "
+          "with room for the capacity, as those of a DevicePlan, whose `counts` has the number "
+          "of sequences (None: max_sequences, the last ones without rows, where query_start "
+          "goes on flat). attend() reads them from then on. In a graph in front of attend() a "
+          "replay needs no plan of the host. A batch over the capacity makes an empty plan, "
+          "whose rows are not written: check_fault(), in front of attend() if none of its "
+          "sequences may be within. Raises FailedPrecondition if the plan is not padded.")
       .def(
           "check_fault", [](const CudaAttendPlan& self) { check_fault(*self.state); },
           "Waits for the device, and raises InvalidArgument for the first batch over the capacity "

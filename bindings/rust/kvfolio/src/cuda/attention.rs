@@ -166,9 +166,9 @@ impl AttendShape {
 pub struct AttendCapacity {
     /// 1 to 2^20.
     pub max_sequences: i32,
-    /// Of K and V of one sequence: 1 to 2^30.
+    /// K and V of one sequence: 1 to 2^30.
     pub max_sequence_tokens: i32,
-    /// Of all together; 0: `max_sequences` x `max_sequence_tokens`.
+    /// Those of all together; 0: `max_sequences` x `max_sequence_tokens`.
     pub max_tokens: i64,
     /// Rows of q of one sequence, to 2^16; 0: 1, a decode.
     pub max_queries: i32,
