@@ -347,7 +347,7 @@ static void attend_alone(kvfolio_view* device, const kvfolio_cuda_attention* the
 // and reported by the word of the device.
 static void one_graph_serves_every_batch_within_its_capacity(kvfolio_view* device) {
   static const int32_t tables[kSequences * kColumns3] = {4, 1, 2, 0, 3, 5};
-  static const ToyBatch batches[4] = {{1, {0, 2, 2}, {10, 0}},
+  static const ToyBatch batches[4] = {{1, {0, 2, 0}, {10, 0}},  // one, as counts says
                                       {2, {0, 1, 3}, {3, 12}},
                                       {0, {0, 0, 0}, {0, 0}},
                                       {2, {0, 0, 1}, {7, 9}}};
