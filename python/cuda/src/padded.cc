@@ -138,7 +138,7 @@ Status read_fault(const PlanState& state) {
   auto* const there = static_cast<std::byte*>(static_cast<void*>(fault_of(state)));
   const CopyRun out{here, there, sizeof(word)};
   KVFOLIO_RETURN_IF_ERROR(memory.copy_out({&out, 1}));
-  const Status said = cuda::plan_fault(*state.plan, word);
+  Status said = cuda::plan_fault(*state.plan, word);
   if (said.ok()) return said;
   word = cuda::kNoEntry;
   const CopyRun in{there, here, sizeof(word)};
