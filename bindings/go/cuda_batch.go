@@ -102,6 +102,14 @@ type BatchAttentionOptions struct {
 	MaxPagesOfSequence int
 	MaxImageBytes      int64 // for how a step's work is cut; 0: 4 MiB
 	WorkspaceBytes     int64 // for parts of rows that are merged; 0: 128 MiB
+	// Plans are padded to these sequences and pages, so that Shape is one for all steps of the same view
+	// and heads, and one captured Run serves them. A step that is larger is refused with the numbers, and
+	// so is one of another Causal (where MaxQueries is above 1), SMScale, Window or LogitsSoftCap than
+	// the first one.
+	Padded    bool
+	MaxTokens int64 // of K and V of a padded step; 0: what all pages have room for
+	// Rows of one sequence of a padded step; 0: 1, a decode. Above 1 each step has a QOIndptr.
+	MaxQueries int
 }
 
 // BatchAttentionPlan is what Plan is told, by FlashInfer's names. The arrays are of the host.
@@ -135,6 +143,9 @@ func (k *CUDAKernels) NewBatchAttention(options BatchAttentionOptions) (*BatchAt
 		max_pages_of_sequence: i32(options.MaxPagesOfSequence),
 		max_image_bytes:       C.int64_t(options.MaxImageBytes),
 		workspace_bytes:       C.int64_t(options.WorkspaceBytes),
+		padded:                b32(options.Padded),
+		max_queries:           i32(options.MaxQueries),
+		max_tokens:            C.int64_t(options.MaxTokens),
 	}
 	s := take()
 	var out *C.kvfolio_cuda_batch_attention
@@ -219,7 +230,8 @@ func (a *BatchAttention) Run(q DeviceRows, pagedKV *View, layer int, out DeviceR
 }
 
 // AttendShape is what the launches of a plan depend on beside the call: a graph that captured
-// CUDAKernels.Attend or BatchAttention.Run serves each plan of an equal shape.
+// CUDAKernels.Attend or BatchAttention.Run serves each plan of an equal shape. That of a padded plan
+// (AttendCapacity) is one for all batches.
 type AttendShape struct {
 	NumSequences int
 	NumRows      int // of q
@@ -239,7 +251,8 @@ func (a *BatchAttention) Shape() (AttendShape, error) {
 	return shapeOf(&out), a.done(s, code)
 }
 
-// Shape changes with the lengths of a batch, where more or less work is started for them.
+// Shape changes with the lengths of a batch, where more or less work is started for them; that of a
+// padded plan follows from its capacity.
 func (p *CUDAAttendPlan) Shape() (AttendShape, error) {
 	s := take()
 	out := C.kvfolio_cuda_attend_shape{struct_size: C.sizeof_kvfolio_cuda_attend_shape}
@@ -263,7 +276,7 @@ func (a *BatchAttention) PinnedBytes() int64 {
 }
 
 // CUDAGraph is what a stream was given once, started again as one. cuda_graph.h says what may be
-// captured: Append, Gather and Attend of CUDAKernels, Apply of a DevicePlan, Run of a BatchAttention; and
+// captured: Append, Gather, PlanOnDevice and Attend of CUDAKernels, Apply of a DevicePlan, Run of a BatchAttention; and
 // what goes in front of a launch.
 type CUDAGraph struct {
 	c *C.kvfolio_cuda_graph

@@ -73,6 +73,32 @@ package kvfolio
 //                                   query_start, kv_lens, trim_sinks, trim_first_kept, q_rows,
 //                                   out_rows, out, error);
 // }
+// static int32_t kvfolio_go_cuda_plan_attend_padded(
+//     const kvfolio_cuda_kernels* kernels, uintptr_t cache, const kvfolio_attention_options* options,
+//     const kvfolio_go_attention* a, int32_t n, const int32_t* query_start, const int32_t* kv_lens,
+//     const int32_t* trim_sinks, const int32_t* trim_first_kept, const kvfolio_rows* q_rows,
+//     const kvfolio_rows* out_rows, const kvfolio_cuda_attend_capacity* capacity,
+//     kvfolio_cuda_attend_plan** out, kvfolio_error* error) {
+//   const kvfolio_cuda_attention there = kvfolio_go_on_device(a);
+//   const kvfolio_attention_options all = kvfolio_go_options(options, a);
+//   return kvfolio_cuda_plan_attend_padded(kernels, (const kvfolio_view*)cache, &all, &there, n,
+//                                          query_start, kv_lens, trim_sinks, trim_first_kept, q_rows,
+//                                          out_rows, capacity, out, error);
+// }
+// static int32_t kvfolio_go_cuda_plan_on_device(
+//     const kvfolio_cuda_kernels* kernels, uintptr_t cache, const kvfolio_attention_options* options,
+//     const kvfolio_go_attention* a, int32_t n, const int32_t* query_start, const int32_t* kv_lens,
+//     const int32_t* trim_sinks, const int32_t* trim_first_kept, const kvfolio_rows* q_rows,
+//     const kvfolio_rows* out_rows, const kvfolio_cuda_attend_plan* plan, uintptr_t image,
+//     uintptr_t workspace, uintptr_t stream, uintptr_t counts, uintptr_t fault,
+//     kvfolio_error* error) {
+//   const kvfolio_cuda_attention there = kvfolio_go_on_device(a);
+//   const kvfolio_attention_options all = kvfolio_go_options(options, a);
+//   return kvfolio_cuda_plan_on_device(kernels, (const kvfolio_view*)cache, &all, &there, n,
+//                                      query_start, kv_lens, trim_sinks, trim_first_kept, q_rows,
+//                                      out_rows, plan, (void*)image, (void*)workspace, (void*)stream,
+//                                      (const int32_t*)counts, (uint64_t*)fault, error);
+// }
 // static int32_t kvfolio_go_cuda_attend(
 //     const kvfolio_cuda_kernels* kernels, uintptr_t cache, const kvfolio_attention_options* options,
 //     const kvfolio_go_attention* a, int32_t n, const int32_t* query_start, const int32_t* kv_lens,
@@ -402,9 +428,74 @@ func (k *CUDAKernels) PlanAttend(a *DeviceAttention) (*CUDAAttendPlan, error) {
 	if err := k.done(s, code, a.Cache); err != nil {
 		return nil, err
 	}
-	plan := &CUDAAttendPlan{c: out, birth: bornOf()}
+	return newAttendPlan(out), nil
+}
+
+func newAttendPlan(c *C.kvfolio_cuda_attend_plan) *CUDAAttendPlan {
+	plan := &CUDAAttendPlan{c: c, birth: bornOf()}
 	runtime.SetFinalizer(plan, func(p *CUDAAttendPlan) { p.leaked("CUDAAttendPlan") })
-	return plan, nil
+	return plan
+}
+
+// PlanAttendPadded is PlanAttend, padded: one captured Attend serves every batch within the capacity
+// whose plan was brought to the same place, or made there. Arrays of lengths on the device, the block
+// table, q and out have room for the capacity; where the batch has no rows, the first two entries of
+// QueryStartThere are 0. ErrInvalidArgument, with both numbers: the capacity; a batch that is larger; a
+// row of the block table that holds less than MaxSequenceTokens; an image above 4 GiB.
+func (k *CUDAKernels) PlanAttendPadded(a *DeviceAttention,
+	capacity AttendCapacity) (*CUDAAttendPlan, error) {
+	if a == nil {
+		return nil, failf(ErrInvalidArgument, "PlanAttendPadded: no DeviceAttention")
+	}
+	if err := a.check("PlanAttendPadded"); err != nil {
+		return nil, err
+	}
+	there, largest := a.toC(), C.kvfolio_cuda_attend_capacity{
+		struct_size:         C.sizeof_kvfolio_cuda_attend_capacity,
+		max_sequences:       i32(capacity.MaxSequences),
+		max_sequence_tokens: i32(capacity.MaxSequenceTokens),
+		max_queries:         i32(capacity.MaxQueries),
+		max_tokens:          C.int64_t(capacity.MaxTokens),
+	}
+	s := take()
+	s.attention = a.Options.toC()
+	var out *C.kvfolio_cuda_attend_plan
+	code := C.kvfolio_go_cuda_plan_attend_padded(k.p(), a.Cache.h(), &s.attention, &there,
+		i32(len(a.KVLens)), first(a.QueryStart), first(a.KVLens), first(a.TrimSinks),
+		first(a.TrimFirstKept), a.Q.toC(&s.rows[0]), a.Out.toC(&s.rows[1]), &largest, &out, &s.err)
+	if err := k.done(s, code, a.Cache); err != nil {
+		return nil, err
+	}
+	return newAttendPlan(out), nil
+}
+
+// PlanOnDevice makes the image of a padded plan by one kernel, from the lengths that lie on the device,
+// and zeroes ZeroedBytes of the workspace: a graph that has it in front of Attend needs no plan of the
+// host (cuda_kernels.h says the rules). counts: how many sequences there are, an int32 of the device
+// (DevicePlanArrays.Counts); 0: as many as the capacity has, the last ones without rows. A batch over
+// the capacity, which only the device sees, makes an empty plan and is reported to the word `fault` of
+// the device, CUDANoEntry before (0: it is not wanted); CUDAPlanFault says what it means. Where no
+// sequence that lies there is within the capacity, it is read before Attend. ErrFailedPrecondition: the
+// plan is not padded.
+func (k *CUDAKernels) PlanOnDevice(a *DeviceAttention, plan *CUDAAttendPlan, image,
+	workspace DevicePointer, stream CUDAStreamHandle, counts, fault DevicePointer) error {
+	if a == nil {
+		return failf(ErrInvalidArgument, "PlanOnDevice: no DeviceAttention")
+	}
+	if err := a.check("PlanOnDevice"); err != nil {
+		return err
+	}
+	if k.p() != nil && plan.p() == nil {
+		return failf(ErrFailedPrecondition, "the CUDAAttendPlan is closed")
+	}
+	there := a.toC()
+	s := take()
+	s.attention = a.Options.toC()
+	return k.done(s, C.kvfolio_go_cuda_plan_on_device(k.p(), a.Cache.h(), &s.attention, &there,
+		i32(len(a.KVLens)), first(a.QueryStart), first(a.KVLens), first(a.TrimSinks),
+		first(a.TrimFirstKept), a.Q.toC(&s.rows[0]), a.Out.toC(&s.rows[1]), plan.p(),
+		C.uintptr_t(image), C.uintptr_t(workspace), C.uintptr_t(stream), C.uintptr_t(counts),
+		C.uintptr_t(fault), &s.err), a.Cache)
 }
 
 // Upload brings the image of a plan to the device, through pinned, which is not written again before the
@@ -422,7 +513,7 @@ func (k *CUDAKernels) Upload(plan *CUDAAttendPlan, pinned *CUDAPinned, image,
 }
 
 // Attend computes softmax(scale * q k^T + mask) v of every row. The arguments are those of the plan's
-// call, of another layer perhaps; Upload has filled image and workspace.
+// call, of another layer perhaps; Upload or PlanOnDevice has filled image and workspace.
 func (k *CUDAKernels) Attend(a *DeviceAttention, plan *CUDAAttendPlan, image,
 	workspace DevicePointer, stream CUDAStreamHandle) error {
 	if a == nil {

@@ -343,6 +343,66 @@ KVFOLIO_C_API int32_t kvfolio_cuda_attend(
     const kvfolio_rows* out_rows, const kvfolio_cuda_attend_plan* plan, const void* image,
     void* workspace, void* stream, kvfolio_error* error);
 
+// ---- attention for captured graphs -------------------------------------------------------------
+
+// The largest batch that a captured graph is to serve (AttendCapacity in cuda_kernels.h). A plan
+// that is padded to it has a shape, an image and a workspace of one size, whatever the lengths.
+typedef struct kvfolio_cuda_attend_capacity {
+  uint32_t struct_size;
+  int32_t max_sequences;        // 1 to 2^20
+  int32_t max_sequence_tokens;  // of K and V of one sequence: 1 to 2^30
+  int32_t max_queries;          // rows of q of one sequence, to 2^16; 0: 1, a decode
+  int64_t max_tokens;           // of all together; 0: max_sequences x max_sequence_tokens
+} kvfolio_cuda_attend_capacity;
+// kvfolio_cuda_plan_attend(), padded: one captured kvfolio_cuda_attend() serves every batch within
+// the capacity whose plan was uploaded to the same place, or made there. Rows have the bits of the
+// other plan. Arrays of lengths in device memory, the block table, q and out have room for the
+// capacity; where the batch has no rows, the first two entries of query_start are 0.
+// KVFOLIO_ERR_INVALID_ARGUMENT, with both numbers: the capacity; a batch that is larger; a row of
+// the block table that holds less than max_sequence_tokens; an image above 4 GiB.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_attend_padded(
+    const kvfolio_cuda_kernels* kernels, const kvfolio_view* cache,
+    const kvfolio_attention_options* options, const kvfolio_cuda_attention* on_device,
+    int32_t num_sequences, const int32_t* query_start, const int32_t* kv_lens,
+    const int32_t* trim_sinks, const int32_t* trim_first_kept, const kvfolio_rows* q_rows,
+    const kvfolio_rows* out_rows, const kvfolio_cuda_attend_capacity* capacity,
+    kvfolio_cuda_attend_plan** out, kvfolio_error* error);
+// Makes the image of a padded plan by one kernel, from the lengths that lie on the device
+// (plan_on_device() in cuda_kernels.h, which says the rules), and zeroes what has to be zero of
+// `workspace`. May be captured in front of kvfolio_cuda_attend(), whose arguments it has: a replay
+// needs no plan of the host. image, workspace, counts and fault are device memory. counts [1]: how
+// many sequences there are (kvfolio_cuda_plan_arrays has it); null: max_sequences, the last ones
+// without rows. The host's lengths are not looked at, but for their number. A batch over the
+// capacity, which only the device sees, makes an empty plan and is reported to `fault`.
+// KVFOLIO_ERR_FAILED_PRECONDITION: the plan is not padded.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_on_device(
+    const kvfolio_cuda_kernels* kernels, const kvfolio_view* cache,
+    const kvfolio_attention_options* options, const kvfolio_cuda_attention* on_device,
+    int32_t num_sequences, const int32_t* query_start, const int32_t* kv_lens,
+    const int32_t* trim_sinks, const int32_t* trim_first_kept, const kvfolio_rows* q_rows,
+    const kvfolio_rows* out_rows, const kvfolio_cuda_attend_plan* plan, void* image,
+    void* workspace, void* stream, const int32_t* counts, uint64_t* fault, kvfolio_error* error);
+// What the word behind its `fault` says, once it is on the host. KVFOLIO_OK for
+// KVFOLIO_CUDA_NO_ENTRY, else KVFOLIO_ERR_INVALID_ARGUMENT with the sequence and the capacity.
+KVFOLIO_C_API int32_t kvfolio_cuda_plan_fault(const kvfolio_cuda_attend_plan* plan, uint64_t fault,
+                                              kvfolio_error* error);
+// That of the plan, with its own numbers in place of 0; all 0, but for max_queries, where the plan
+// is not padded.
+KVFOLIO_C_API int32_t kvfolio_cuda_attend_plan_get_capacity(const kvfolio_cuda_attend_plan* plan,
+                                                            kvfolio_cuda_attend_capacity* out,
+                                                            kvfolio_error* error);
+// Whether a graph that captured kvfolio_cuda_attend() with this padded plan serves the batch, for a
+// replay whose plan is made on the device. Host memory, read during the call, as for
+// kvfolio_cuda_plan_attend(). KVFOLIO_ERR_INVALID_ARGUMENT: more than the capacity, with both
+// numbers. KVFOLIO_ERR_FAILED_PRECONDITION: the plan is not padded.
+KVFOLIO_C_API int32_t kvfolio_cuda_attend_plan_check(
+    const kvfolio_cuda_attend_plan* plan, int32_t num_sequences, const int32_t* query_start,
+    const int32_t* kv_lens, const int32_t* trim_sinks, const int32_t* trim_first_kept,
+    kvfolio_error* error);
+// The target, the kernels that kvfolio_cuda_attend() starts, and those that the card has no room
+// for (AttendPlan::explain() in cuda_kernels.h). Valid as long as the plan.
+KVFOLIO_C_API const char* kvfolio_cuda_attend_plan_explain(const kvfolio_cuda_attend_plan* plan);
+
 // ---- attention in FlashInfer's call shape ------------------------------------------------------
 
 // An engine's tensors of one layer, in device memory (PagedKV in cuda_wrapper.h).
@@ -375,6 +435,15 @@ typedef struct kvfolio_cuda_batch_attention_options {
   int32_t reserved;               // 0
   int64_t max_image_bytes;        // 16 to 2^32; 0: 4 MiB
   int64_t workspace_bytes;        // 16 to 2^40; 0: 128 MiB
+  // 1: plans are padded to these sequences and pages, so that the shape is one for all steps of the
+  // same paged_kv and heads, and one captured run serves them. A step that is larger is refused
+  // with the numbers, and so is one of another causal (where max_queries is above 1), sm_scale,
+  // window or logits_soft_cap than the first one.
+  int32_t padded;
+  // Rows of one sequence of a padded step, to 2^16; 0: 1, a decode. Above 1 each step has a
+  // qo_indptr.
+  int32_t max_queries;
+  int64_t max_tokens;  // of K and V of a padded step; 0: what all pages have room for
 } kvfolio_cuda_batch_attention_options;
 // Takes all its memory. KVFOLIO_ERR_INVALID_ARGUMENT: the options. KVFOLIO_ERR_OUT_OF_MEMORY,
 // KVFOLIO_ERR_UNAVAILABLE.
@@ -595,9 +664,6 @@ KVFOLIO_C_API int32_t kvfolio_cuda_plan_verify(kvfolio_cuda_plan* plan,
 //  - is_captured() of Device: the driver's cuStreamIsCapturing().
 //  - shape() of Graph: the caller compares shapes, which kvfolio_cuda_attend_plan_get_shape() and
 //    kvfolio_cuda_batch_attention_get_shape() write.
-//  - Padded plans (AttendCapacity; plan_on_device() and plan_fault(); capacity() and check() of
-//    AttendPlan; padded, max_tokens and max_queries of BatchAttentionOptions), and explain(): C++'s
-//    only so far. Elsewhere a graph serves one shape.
 //  - copy_in() and copy_out() of a DeviceBuffer, and span(): kvfolio_cuda_memory_copy_in() and its
 //    kin.
 //  - pos_encoding_mode and custom_mask of BatchAttentionPlan: what is refused.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 try:
     from kvfolio_cuda import (
+        AttendCapacity as AttendCapacity,
         AttendPlan as AttendPlan,
         Batch as Batch,
         BatchAttention as BatchAttention,

@@ -22,6 +22,17 @@ With torch's graphs, and from FlashInfer's arrays:
 >>> attention.plan((k, v), indptr, indices, last_page_len, 32, stream=stream)  # the next step, of an equal shape
 >>> graph.replay()
 
+One graph for every batch within a capacity, which makes its plan of lengths that lie on the device, those of a DevicePlan
+(BatchAttention(padded=True) has one shape, too, with plans of the host):
+
+>>> capacity = cuda.AttendCapacity(max_sequences=64, max_sequence_tokens=8192)
+>>> plan = cuda.plan_attend(q, layer, batch, out=out, capacity=capacity, stream=stream)
+>>> with torch.cuda.graph(graph, stream=stream):
+...     plan.plan_on_device(query_start, kv_lens, counts=counts, stream=stream, keep=False)
+...     plan.attend(q, layer, out=out, stream=stream, keep=False)
+>>> plan.check(next_batch)  # within the capacity
+>>> graph.replay()
+
 A call starts its kernels on `stream` (None: the legacy default stream) and returns. A tensor that it is given is
 asked for through DLPack with that stream, which so waits for what still writes the tensor; and it is kept until
 the stream has passed, whatever an allocator would do with its memory. Without ``keep`` a call keeps nothing, notes
@@ -39,6 +50,7 @@ import warnings as _warnings
 import kvfolio as _kvfolio
 
 from ._cuda import (
+    AttendCapacity,
     AttendPlan,
     Batch,
     BatchAttention,
@@ -68,6 +80,7 @@ if not has_kernels():
     _warnings.warn("kvfolio_cuda was built without nvcc and has no kernels", RuntimeWarning, stacklevel=2)
 
 __all__ = [
+    "AttendCapacity",
     "AttendPlan",
     "Batch",
     "BatchAttention",

@@ -318,6 +318,64 @@ def test_bad_input_is_refused_with_its_numbers_and_the_plan_before_stays():
     case.q.array[:] = 0  # it is used till here
 
 
+def test_one_graph_computes_every_step_within_a_padded_plans_capacity():
+    steps = [((300, 37, 5), (1, 1, 1)), ((17,), (1,)), ((), ()), ((1, 250, 16, 64), (1, 1, 1, 1))]
+    case = Case(*steps[0])
+    attention, stream = attention_of(padded=True, max_sequences=4, max_tokens=400), twin.stream(0)
+    cache = case.caches()["pair"][1]
+    q, out = np.zeros((4, HEADS, DIM), np.float32), np.zeros((4, HEADS, DIM), np.float32)
+    q_there, out_there = Fake(twin, q), Fake(twin, out)
+    case.plan(attention, cache, qo_indptr=None, causal=False, stream=stream)
+    shape = attention.shape
+    assert shape[:2] == (4, 4)
+    twin.capture(stream)
+    first = [Fake(twin, each[:3]) for each in (q, out)]
+    attention.run(first[0], cache, out=first[1], stream=stream, keep=False)
+    graph = twin.end_graph(stream)
+    for lens, new in steps:
+        case = Case(lens, new)
+        n = len(lens)
+        case.plan(attention, cache, qo_indptr=None, causal=False, stream=stream)
+        assert attention.shape == shape
+        q[:n], out[:] = case.numbers, 7
+        twin.replay(graph, stream)
+        twin.finish()
+        if n:
+            own = attention_of()
+            case.plan(own, case.caches()["pair"][1], qo_indptr=None, causal=False, stream=stream)
+            alone = case.out()
+            own.run(case.q, case.caches()["pair"][1], out=alone, stream=stream)
+            twin.finish()
+            assert np.array_equal(out[:n], alone.array)
+            assert np.abs(out[:n] - case.wanted()[0]).max() < 1e-5
+        assert (out[n:] == 7).all()
+    del q_there, out_there
+
+
+def test_what_a_padded_graph_cannot_serve_is_refused_with_its_numbers():
+    case = Case((300, 37, 5), (1, 2, 1))
+    attention = attention_of(padded=True, max_sequences=4, max_tokens=400, max_queries=2)
+    cache = case.caches()["pair"][1]
+    case.plan(attention, cache)
+    shape = attention.shape
+    assert shape[:2] == (4, 8)
+    longer, more = Case((300, 90, 20), (1, 1, 1)), Case((300, 37, 5), (1, 3, 1))
+    wrong = {
+        "the batch has 410 tokens of K and V, the capacity is 400: max_tokens": lambda: longer.plan(attention, cache),
+        "sequence 1 has 3 queries, the capacity is 2: max_queries": lambda: more.plan(attention, cache),
+        "qo_indptr is empty, needed: 4 entries": lambda: case.plan(attention, cache, qo_indptr=None),
+        "causal is false, that of the first padded plan is true": lambda: case.plan(attention, cache, causal=False),
+        "sm_scale is 0.5, that of the first padded plan is": lambda: case.plan(attention, cache, sm_scale=0.5),
+        "window_left is 9, that of the first padded plan is -1": lambda: case.plan(attention, cache, window_left=9),
+        "max_queries is 0, allowed: 1 to 65536": lambda: attention_of(padded=True, max_queries=0),
+        "max_tokens is -1, allowed: 0 to": lambda: attention_of(padded=True, max_tokens=-1),
+    }
+    for sentence, call in wrong.items():
+        with pytest.raises(kv.InvalidArgument, match=sentence):
+            call()
+    assert attention.shape == shape
+
+
 def test_it_and_the_storage_end_in_any_order():
     for first in ("attention", "storage"):
         case = Case()

@@ -30,6 +30,9 @@ Status read_batch_options(std::string_view call, const kvfolio_cuda_batch_attent
   out.max_pages_of_sequence = options.max_pages_of_sequence;
   if (options.max_image_bytes != 0) out.max_image_bytes = options.max_image_bytes;
   if (options.workspace_bytes != 0) out.workspace_bytes = options.workspace_bytes;
+  out.padded = options.padded != 0;
+  if (options.max_queries != 0) out.max_queries = options.max_queries;
+  out.max_tokens = options.max_tokens;
   return {};
 }
 

@@ -58,6 +58,7 @@ struct kvfolio_cuda_plan {
 struct kvfolio_cuda_attend_plan {
   kvfolio::cuda::AttendPlan plan;
   std::string target;
+  std::string explained;
 };
 
 struct kvfolio_cuda_batch_attention {
@@ -81,6 +82,13 @@ std::int32_t give(kvfolio_error* error, Result<T> made, Handle** out, std::strin
   *out = handle;
   return KVFOLIO_OK;
 }
+
+// The same 64 bits, by the name that atomics of a device have for them.
+inline cuda::Fault fault_of(std::uint64_t* fault) noexcept {
+  static_assert(sizeof(std::uint64_t) == sizeof(unsigned long long));
+  return reinterpret_cast<cuda::Fault>(fault);
+}
+static_assert(KVFOLIO_CUDA_NO_ENTRY == cuda::kNoEntry);
 
 // Requires: check_out() of out was ok.
 inline void write_shape(kvfolio_cuda_attend_shape* out, const cuda::AttendShape& shape) {

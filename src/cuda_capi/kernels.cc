@@ -5,19 +5,6 @@
 #include "capi/read_rows.h"
 #include "cuda_capi/cuda_capi.h"
 
-namespace kvfolio::capi {
-namespace {
-
-// The same 64 bits, by the name that atomics of a device have for them.
-cuda::Fault fault_of(std::uint64_t* fault) noexcept {
-  static_assert(sizeof(std::uint64_t) == sizeof(unsigned long long));
-  return reinterpret_cast<cuda::Fault>(fault);
-}
-static_assert(KVFOLIO_CUDA_NO_ENTRY == cuda::kNoEntry);
-
-}  // namespace
-}  // namespace kvfolio::capi
-
 using namespace kvfolio;
 using namespace kvfolio::capi;
 

@@ -51,6 +51,7 @@ static void null_handles_are_nothing(void) {
   CHECK(kvfolio_cuda_attend_plan_workspace_bytes(NULL) == 0);
   CHECK(kvfolio_cuda_attend_plan_zeroed_bytes(NULL) == 0);
   CHECK(kvfolio_cuda_attend_plan_target(NULL) == NULL);
+  CHECK(kvfolio_cuda_attend_plan_explain(NULL) == NULL);
 }
 
 static void devices_streams_and_events_are_asked_for_by_name(void) {
@@ -266,6 +267,88 @@ static void attention_is_refused_by_name(void) {
   toy_free(&toy, piece, sizeof floats);
 }
 
+static void padded_plans_are_refused_by_name(void) {
+  const int32_t query_start[3] = {0, 1, 2};
+  const int32_t kv_lens[2] = {1, 4};
+  static const float floats[2 * kRowFloats];
+  void* const piece = toy_upload(&toy, floats, sizeof floats);
+  const kvfolio_rows rows = toy_rows(1);
+  const kvfolio_cuda_attention there = {.struct_size = sizeof there,
+                                        .block_table_stride = 1,
+                                        .block_table = piece,
+                                        .query_start = piece,
+                                        .kv_lens = piece,
+                                        .q = piece,
+                                        .out = piece};
+  kvfolio_cuda_attend_capacity capacity = {
+      .struct_size = sizeof capacity, .max_sequences = 1, .max_sequence_tokens = 4};
+  kvfolio_cuda_attend_plan* plan = NULL;
+#define PADDED(kernels, cache, there, starts, lens, capacity, out)                                 \
+  kvfolio_cuda_plan_attend_padded(kernels, cache, NULL, there, 1, starts, lens, NULL, NULL, &rows, \
+                                  &rows, capacity, out, &g_error)
+  BAD(PADDED(NULL, view, &there, query_start, kv_lens, &capacity, &plan), "kernels is null");
+  BAD(PADDED(toy.kernels, NULL, &there, query_start, kv_lens, &capacity, &plan), "cache is null");
+  BAD(PADDED(toy.kernels, view, NULL, query_start, kv_lens, &capacity, &plan), "on_device is null");
+  BAD(PADDED(toy.kernels, view, &there, NULL, kv_lens, &capacity, &plan), "query_start is null");
+  BAD(PADDED(toy.kernels, view, &there, query_start, NULL, &capacity, &plan), "kv_lens is null");
+  BAD(PADDED(toy.kernels, view, &there, query_start, kv_lens, NULL, &plan), "capacity is null");
+  BAD(PADDED(toy.kernels, view, &there, query_start, kv_lens, &capacity, NULL), "out is null");
+  capacity.max_sequences = 0;
+  BAD(PADDED(toy.kernels, view, &there, query_start, kv_lens, &capacity, &plan),
+      "capacity.max_sequences is 0, allowed: 1 to 1048576");
+  capacity.max_sequences = 1;
+  capacity.max_queries = -1;
+  BAD(PADDED(toy.kernels, view, &there, query_start, kv_lens, &capacity, &plan),
+      "capacity.max_queries is -1, allowed: 1 to 65536");
+  capacity.max_queries = 0;
+  capacity.max_tokens = 5;
+  BAD(PADDED(toy.kernels, view, &there, query_start, kv_lens, &capacity, &plan),
+      "capacity.max_tokens is 5, allowed: 0 to 4");
+  capacity.max_tokens = 0;
+  MUST(PADDED(toy.kernels, view, &there, query_start, kv_lens, &capacity, &plan));
+#define CHECKED(plan, n, starts, lens) \
+  kvfolio_cuda_attend_plan_check(plan, n, starts, lens, NULL, NULL, &g_error)
+  BAD(CHECKED(NULL, 1, query_start, kv_lens), "plan is null");
+  MUST(CHECKED(plan, 1, query_start, kv_lens));
+  BAD(CHECKED(plan, 1, NULL, kv_lens), "query_start is null");
+  BAD(CHECKED(plan, 1, query_start, NULL), "kv_lens is null");
+  BAD(CHECKED(plan, -1, query_start, kv_lens), "kv_lens has -1 entries");
+  BAD(CHECKED(plan, 2, query_start, kv_lens),
+      "the batch has 2 sequences, the capacity is 1: max_sequences");
+#define ON_DEVICE(kernels, cache, there, plan, image, workspace)                                \
+  kvfolio_cuda_plan_on_device(kernels, cache, NULL, there, 1, query_start, kv_lens, NULL, NULL, \
+                              &rows, &rows, plan, image, workspace, NULL, NULL, NULL, &g_error)
+  BAD(ON_DEVICE(NULL, view, &there, plan, piece, piece), "kernels is null");
+  BAD(ON_DEVICE(toy.kernels, NULL, &there, plan, piece, piece), "cache is null");
+  BAD(ON_DEVICE(toy.kernels, view, NULL, plan, piece, piece), "on_device is null");
+  BAD(ON_DEVICE(toy.kernels, view, &there, NULL, piece, piece), "plan is null");
+  BAD(ON_DEVICE(toy.kernels, view, &there, plan, NULL, piece), "image is null");
+  BAD(ON_DEVICE(toy.kernels, view, &there, plan, piece, NULL), "workspace is null");
+  BAD(ON_DEVICE(toy.kernels, view, &there, plan, (char*)piece + 8, piece),
+      "image is not aligned to 16 bytes");
+  kvfolio_cuda_attend_capacity is = {.struct_size = sizeof is};
+  BAD(kvfolio_cuda_attend_plan_get_capacity(NULL, &is, &g_error), "plan is null");
+  BAD(kvfolio_cuda_attend_plan_get_capacity(plan, NULL, &g_error), "out is null");
+  BAD(kvfolio_cuda_plan_fault(NULL, 0, &g_error), "plan is null");
+  MUST(kvfolio_cuda_plan_fault(plan, KVFOLIO_CUDA_NO_ENTRY, &g_error));
+  BAD(kvfolio_cuda_plan_fault(plan, 0, &g_error),
+      "sequence 0 of the batch on the device has more than 4 tokens of K and V or 1 queries");
+  BAD(kvfolio_cuda_plan_fault(plan, 1, &g_error), "more than 1 sequences or 4 tokens");
+  kvfolio_cuda_attend_plan_destroy(plan);
+  // A plan that is not padded.
+  MUST(kvfolio_cuda_plan_attend(toy.kernels, view, NULL, &there, 1, query_start, kv_lens, NULL,
+                                NULL, &rows, &rows, &plan, &g_error));
+  refused(CHECKED(plan, 1, query_start, kv_lens), KVFOLIO_ERR_FAILED_PRECONDITION, "not padded",
+          __LINE__);
+  refused(ON_DEVICE(toy.kernels, view, &there, plan, piece, piece), KVFOLIO_ERR_FAILED_PRECONDITION,
+          "not padded", __LINE__);
+  MUST(kvfolio_cuda_attend_plan_get_capacity(plan, &is, &g_error));
+  CHECK(is.max_sequences == 0 && is.max_sequence_tokens == 0 && is.max_tokens == 0 &&
+        is.max_queries == 1);
+  kvfolio_cuda_attend_plan_destroy(plan);
+  toy_free(&toy, piece, sizeof floats);
+}
+
 static void batch_attention_is_refused_by_name(void) {
   static const float floats[2 * kRowFloats];
   void* const stream = kvfolio_cuda_stream_handle(toy.stream);
@@ -360,6 +443,53 @@ static void batch_attention_is_refused_by_name(void) {
   kvfolio_cuda_batch_attention_destroy(attention);
   kvfolio_view_destroy(pages);
   toy_free(&toy, piece, sizeof floats);
+}
+
+// Beside what batch_attention_is_refused_by_name() tries: what a padded one refuses.
+static void a_padded_batch_attention_refuses_what_its_graph_cannot_serve(void) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  kvfolio_cuda_batch_attention* attention = NULL;
+  kvfolio_cuda_batch_attention_options options = {.struct_size = sizeof options,
+                                                  .max_sequences = 2,
+                                                  .max_pages_of_sequence = 2,
+                                                  .max_image_bytes = 4096,
+                                                  .workspace_bytes = 1 << 16,
+                                                  .padded = 1,
+                                                  .max_queries = -1};
+  BAD(CREATE(toy.kernels, &attention), "max_queries is -1, allowed: 1 to 65536");
+  options.max_queries = 2;
+  options.max_tokens = -1;
+  BAD(CREATE(toy.kernels, &attention), "max_tokens is -1, allowed: 0 to");
+  options.max_tokens = 9;
+  MUST(CREATE(toy.kernels, &attention));
+  kvfolio_cuda_batch_attention_params params = {.struct_size = sizeof params,
+                                                .num_qo_heads = kHeads,
+                                                .sm_scale = 0.5,
+                                                .q_data_type = KVFOLIO_F32,
+                                                .o_data_type = KVFOLIO_F32};
+  const int32_t indptr[3] = {0, 1, 2};
+  const int32_t pages_of[3] = {0, 2, 4};
+  const int32_t pages[4] = {0, 1, 2, 3};
+  const int32_t last[2] = {3, 3};
+#define PLAN_PADDED(n, rows_of, starts)                                                           \
+  kvfolio_cuda_batch_attention_plan(attention, &params, n, rows_of, starts, pages, 4, last, view, \
+                                    stream, &g_error)
+  BAD(PLAN_PADDED(1, NULL, indptr), "qo_indptr is empty, needed: 2 entries");
+  BAD(PLAN_PADDED(2, indptr, pages_of),
+      "the batch has 14 tokens of K and V, the capacity is 9: max_tokens");
+  MUST(PLAN_PADDED(2, indptr, indptr));
+  kvfolio_cuda_attend_shape first = {.struct_size = sizeof first};
+  kvfolio_cuda_attend_shape then = {.struct_size = sizeof then};
+  MUST(kvfolio_cuda_batch_attention_get_shape(attention, &first, &g_error));
+  CHECK(first.num_sequences == 2 && first.num_rows == 4);
+  params.sm_scale = 0.25;
+  BAD(PLAN_PADDED(2, indptr, indptr), "sm_scale is 0.25, that of the first padded plan is 0.5");
+  params.sm_scale = 0.5;
+  MUST(PLAN_PADDED(1, indptr, indptr));
+  MUST(kvfolio_cuda_batch_attention_get_shape(attention, &then, &g_error));
+  CHECK(memcmp(&first, &then, sizeof first) == 0);
+  MUST(kvfolio_cuda_stream_synchronize(toy.stream, &g_error));
+  kvfolio_cuda_batch_attention_destroy(attention);
 }
 
 static void graphs_are_refused_by_name(void) {
@@ -590,7 +720,9 @@ int main(void) {
   memory_is_asked_for_by_name();
   moves_are_refused_by_name();
   attention_is_refused_by_name();
+  padded_plans_are_refused_by_name();
   batch_attention_is_refused_by_name();
+  a_padded_batch_attention_refuses_what_its_graph_cannot_serve();
   graphs_are_refused_by_name();
   plans_are_refused_by_name();
   a_wrong_entry_is_reported_by_its_word();

@@ -288,6 +288,174 @@ static void attention(kvfolio_view* device, kvfolio_view* host) {
   toy_free(&toy, there.out, sizeof got);
 }
 
+// A batch of which the numbers lie on the device, too.
+enum { kSequences = 2, kColumns3 = 3, kQueryHeads = 2 * kHeads, kQueries = 2 };
+enum { kPaddedFloats = kSequences * kQueries * kQueryHeads * kDim };
+typedef struct {
+  int32_t n;
+  int32_t query_start[kSequences + 1];
+  int32_t kv_lens[kSequences];
+} ToyBatch;
+
+static kvfolio_rows padded_rows(const ToyBatch* batch) {
+  const kvfolio_rows rows = {.struct_size = sizeof rows,
+                             .num_tokens = batch->query_start[batch->n],
+                             .num_heads = kQueryHeads,
+                             .head_dim = kDim};
+  return rows;
+}
+
+static void tell_device(const kvfolio_cuda_attention* there, void* counts, const ToyBatch* batch) {
+  MUST(kvfolio_cuda_stream_synchronize(toy.stream, &g_error));
+  MUST(kvfolio_cuda_memory_copy_in(toy.memory, (void*)there->query_start, batch->query_start,
+                                   sizeof batch->query_start, &g_error));
+  MUST(kvfolio_cuda_memory_copy_in(toy.memory, (void*)there->kv_lens, batch->kv_lens,
+                                   sizeof batch->kv_lens, &g_error));
+  MUST(kvfolio_cuda_memory_copy_in(toy.memory, counts, &batch->n, sizeof batch->n, &g_error));
+}
+
+// Rows by a plan of its own; `out` is zero before.
+static void attend_alone(kvfolio_view* device, const kvfolio_cuda_attention* there,
+                         const ToyBatch* batch, float* out) {
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  const kvfolio_rows rows = padded_rows(batch);
+  memset(out, 0, kPaddedFloats * sizeof *out);
+  if (rows.num_tokens == 0) return;
+  MUST(kvfolio_cuda_memory_copy_in(toy.memory, there->out, out, kPaddedFloats * sizeof *out,
+                                   &g_error));
+  kvfolio_cuda_attend_plan* plan = NULL;
+  MUST(kvfolio_cuda_plan_attend(toy.kernels, device, NULL, there, batch->n, batch->query_start,
+                                batch->kv_lens, NULL, NULL, &rows, &rows, &plan, &g_error));
+  int64_t bytes = 0;
+  const void* const from = kvfolio_cuda_attend_plan_image(plan, &bytes);
+  const int64_t workspace_bytes = kvfolio_cuda_attend_plan_workspace_bytes(plan) + 1;
+  void* const image = toy_upload(&toy, from, bytes);
+  char* const zeros = need(calloc(1, (size_t)workspace_bytes));
+  void* const workspace = toy_upload(&toy, zeros, workspace_bytes);
+  free(zeros);
+  MUST(kvfolio_cuda_attend(toy.kernels, device, NULL, there, batch->n, batch->query_start,
+                           batch->kv_lens, NULL, NULL, &rows, &rows, plan, image, workspace, stream,
+                           &g_error));
+  toy_download(&toy, out, there->out, kPaddedFloats * sizeof *out);
+  kvfolio_cuda_attend_plan_destroy(plan);
+  toy_free(&toy, image, bytes);
+  toy_free(&toy, workspace, workspace_bytes);
+}
+
+// A graph that plans on the device has, for each batch within the capacity, the bits of a plan of
+// its own and the image of the host's padded plan; a larger batch is refused by number on the host,
+// and reported by the word of the device.
+static void one_graph_serves_every_batch_within_its_capacity(kvfolio_view* device) {
+  static const int32_t tables[kSequences * kColumns3] = {4, 1, 2, 0, 3, 5};
+  static const ToyBatch batches[4] = {{1, {0, 2, 0}, {10, 0}},  // one, as counts says
+                                      {2, {0, 1, 3}, {3, 12}},
+                                      {0, {0, 0, 0}, {0, 0}},
+                                      {2, {0, 0, 1}, {7, 9}}};
+  static const ToyBatch larger = {2, {0, 1, 2}, {3, 13}};
+  static float q[kPaddedFloats];
+  static float wanted[kPaddedFloats];
+  static float got[kPaddedFloats];
+  for (int i = 0; i < kPaddedFloats; ++i) q[i] = (float)(i % 11) / 4 - 1;
+  const kvfolio_cuda_attention there = {
+      .struct_size = sizeof there,
+      .block_table_stride = kColumns3,
+      .block_table = toy_upload(&toy, tables, sizeof tables),
+      .query_start = toy_upload(&toy, larger.query_start, sizeof larger.query_start),
+      .kv_lens = toy_upload(&toy, larger.kv_lens, sizeof larger.kv_lens),
+      .q = toy_upload(&toy, q, sizeof q),
+      .out = toy_upload(&toy, got, sizeof got)};
+  void* const counts = toy_upload(&toy, &larger.n, sizeof larger.n);
+  uint64_t word = KVFOLIO_CUDA_NO_ENTRY;
+  void* const fault = toy_upload(&toy, &word, sizeof word);
+  void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+  const kvfolio_cuda_attend_capacity capacity = {.struct_size = sizeof capacity,
+                                                 .max_sequences = kSequences,
+                                                 .max_sequence_tokens = kColumns3 * kBlockSize,
+                                                 .max_queries = kQueries};
+  kvfolio_cuda_attend_plan* plan = NULL;
+  kvfolio_cuda_graph* graph = NULL;
+  void* image = NULL;
+  void* workspace = NULL;
+  int64_t image_bytes = 0;
+  int64_t workspace_bytes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const ToyBatch* const b = &batches[i];
+    const kvfolio_rows rows = padded_rows(b);
+    tell_device(&there, counts, b);
+    attend_alone(device, &there, b, wanted);
+    kvfolio_cuda_attend_plan* host = NULL;
+    MUST(kvfolio_cuda_plan_attend_padded(toy.kernels, device, NULL, &there, b->n, b->query_start,
+                                         b->kv_lens, NULL, NULL, &rows, &rows, &capacity, &host,
+                                         &g_error));
+    int64_t bytes = 0;
+    const void* const host_image = kvfolio_cuda_attend_plan_image(host, &bytes);
+    if (graph == NULL) {
+      MUST(kvfolio_cuda_plan_attend_padded(toy.kernels, device, NULL, &there, b->n, b->query_start,
+                                           b->kv_lens, NULL, NULL, &rows, &rows, &capacity, &plan,
+                                           &g_error));
+      CHECK(strstr(kvfolio_cuda_attend_plan_explain(plan), "cuda-sm90-general: cuda-") != NULL);
+      image_bytes = bytes;
+      workspace_bytes = kvfolio_cuda_attend_plan_workspace_bytes(plan) + 1;
+      MUST(kvfolio_cuda_memory_allocate(toy.memory, image_bytes, &image, &g_error));
+      MUST(kvfolio_cuda_memory_allocate(toy.memory, workspace_bytes, &workspace, &g_error));
+      MUST(kvfolio_cuda_graph_begin_capture(toy.device, stream, &g_error));
+      MUST(kvfolio_cuda_plan_on_device(toy.kernels, device, NULL, &there, b->n, b->query_start,
+                                       b->kv_lens, NULL, NULL, &rows, &rows, plan, image, workspace,
+                                       stream, counts, fault, &g_error));
+      MUST(kvfolio_cuda_attend(toy.kernels, device, NULL, &there, b->n, b->query_start, b->kv_lens,
+                               NULL, NULL, &rows, &rows, plan, image, workspace, stream, &g_error));
+      MUST(kvfolio_cuda_graph_end_capture(toy.device, stream, &graph, &g_error));
+    }
+    kvfolio_cuda_attend_shape first = {.struct_size = sizeof first};
+    kvfolio_cuda_attend_shape then = {.struct_size = sizeof then};
+    MUST(kvfolio_cuda_attend_plan_get_shape(plan, &first, &g_error));
+    MUST(kvfolio_cuda_attend_plan_get_shape(host, &then, &g_error));
+    CHECK(memcmp(&first, &then, sizeof first) == 0);
+    MUST(kvfolio_cuda_attend_plan_check(plan, b->n, b->query_start, b->kv_lens, NULL, NULL,
+                                        &g_error));
+    memset(got, 0, sizeof got);
+    MUST(kvfolio_cuda_memory_copy_in(toy.memory, there.out, got, sizeof got, &g_error));
+    MUST(kvfolio_cuda_graph_launch(graph, stream, &g_error));
+    toy_download(&toy, got, there.out, sizeof got);
+    CHECK(memcmp(got, wanted, sizeof got) == 0);
+    CHECK(rows.num_tokens == 0 || got[0] != 0);
+    char* const image_there = need(malloc((size_t)bytes));
+    toy_download(&toy, image_there, image, bytes);
+    CHECK(bytes == image_bytes && memcmp(image_there, host_image, (size_t)bytes) == 0);
+    free(image_there);
+    toy_download(&toy, &word, fault, sizeof word);
+    MUST(kvfolio_cuda_plan_fault(plan, word, &g_error));
+    kvfolio_cuda_attend_plan_destroy(host);
+  }
+  kvfolio_cuda_attend_capacity is = {.struct_size = sizeof is};
+  MUST(kvfolio_cuda_attend_plan_get_capacity(plan, &is, &g_error));
+  CHECK(is.max_sequences == 2 && is.max_sequence_tokens == 12 && is.max_queries == 2 &&
+        is.max_tokens == 24);
+  CHECK(kvfolio_cuda_attend_plan_check(plan, 2, larger.query_start, larger.kv_lens, NULL, NULL,
+                                       &g_error) == KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "kv_lens[1] is 13") != NULL);
+  tell_device(&there, counts, &larger);
+  memset(wanted, 0, sizeof wanted);
+  MUST(kvfolio_cuda_memory_copy_in(toy.memory, there.out, wanted, sizeof wanted, &g_error));
+  MUST(kvfolio_cuda_graph_launch(graph, stream, &g_error));
+  toy_download(&toy, got, there.out, sizeof got);
+  CHECK(memcmp(got, wanted, sizeof got) == 0);  // an empty plan writes no row
+  toy_download(&toy, &word, fault, sizeof word);
+  CHECK(kvfolio_cuda_plan_fault(plan, word, &g_error) == KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "sequence 1 of the batch on the device has more than 12") != NULL);
+  kvfolio_cuda_graph_destroy(graph);
+  kvfolio_cuda_attend_plan_destroy(plan);
+  toy_free(&toy, image, image_bytes);
+  toy_free(&toy, workspace, workspace_bytes);
+  toy_free(&toy, counts, sizeof larger.n);
+  toy_free(&toy, fault, sizeof word);
+  toy_free(&toy, (void*)there.block_table, sizeof tables);
+  toy_free(&toy, (void*)there.query_start, sizeof larger.query_start);
+  toy_free(&toy, (void*)there.kv_lens, sizeof larger.kv_lens);
+  toy_free(&toy, (void*)there.q, sizeof q);
+  toy_free(&toy, there.out, sizeof got);
+}
+
 static void open_two(kvfolio_manager* manager, kvfolio_sequence* out) {
   for (int i = 0; i < 2; ++i) {
     MUST(kvfolio_open(manager, NULL, NULL, 0, NULL, 0, NULL, &out[i], NULL, &g_error));
@@ -378,6 +546,7 @@ int main(void) {
   move_blocks(device, host);
   toy_must_be_equal(on_device, on_host);
   attention(device, host);
+  one_graph_serves_every_batch_within_its_capacity(device);
   plans();
   kvfolio_view_destroy(device);
   kvfolio_view_destroy(host);

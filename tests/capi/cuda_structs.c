@@ -161,12 +161,80 @@ static const kvfolio_cuda_batch_attention_options kBatch = {.struct_size = sizeo
                                                             .max_pages_of_sequence = 3,
                                                             .max_image_bytes = 512,
                                                             .workspace_bytes = 16 << 10};
+static const kvfolio_cuda_batch_attention_options kPaddedBatch = {
+    .struct_size = sizeof kPaddedBatch,
+    .max_sequences = 2,
+    .max_pages_of_sequence = 3,
+    .max_image_bytes = 512,
+    .workspace_bytes = 16 << 10,
+    .padded = 1,
+    .max_queries = 3,
+    .max_tokens = 2};
+static int is_whole(const void* given, const void* full, size_t size) {
+  uint32_t said = 0;
+  memcpy(&said, given, sizeof said);
+  return said == size && memcmp(given, full, size) == 0;
+}
+// The shape of a step says whether plans are padded, and to how many queries; whether the step is
+// refused, to how many tokens.
 static void run_batch(void* given, char* text) {
   kvfolio_cuda_batch_attention* made = NULL;
   const int32_t code = kvfolio_cuda_batch_attention_create(toy.kernels, given, &made, &g_error);
-  say(text, code, "%d", (int)kvfolio_cuda_batch_attention_device_bytes(made));
+  int32_t planned = -1;
+  kvfolio_cuda_attend_shape shape = {.struct_size = sizeof shape};
+  for (int32_t tokens = 2; code == 0 && tokens <= 3; ++tokens) {
+    static const int32_t indptr[2] = {0, 1};
+    const kvfolio_cuda_batch_attention_params params = {.struct_size = sizeof params,
+                                                        .num_qo_heads = kHeads,
+                                                        .q_data_type = KVFOLIO_F32,
+                                                        .o_data_type = KVFOLIO_F32};
+    void* const stream = kvfolio_cuda_stream_handle(toy.stream);
+    kvfolio_error error = KVFOLIO_ERROR_INIT;
+    planned = kvfolio_cuda_batch_attention_plan(made, &params, 1, indptr, indptr, kZero, 1, &tokens,
+                                                view, stream, &error);
+    MUST(kvfolio_cuda_batch_attention_get_shape(made, &shape, &g_error));
+  }
+  say(text, code, "%d %d %d %d", (int)kvfolio_cuda_batch_attention_device_bytes(made),
+      shape.num_sequences, shape.num_rows, planned);
+  if (is_whole(given, &kPaddedBatch, sizeof kPaddedBatch)) {
+    CHECK(shape.num_sequences == 2 && shape.num_rows == 6 && planned != 0);
+  }
   kvfolio_cuda_batch_attention_destroy(made);
 }
+
+// ---- a capacity ----
+
+static const kvfolio_cuda_attend_capacity kCapacity = {.struct_size = sizeof kCapacity,
+                                                       .max_sequences = 2,
+                                                       .max_sequence_tokens = 4,
+                                                       .max_queries = 3,
+                                                       .max_tokens = 7};
+static int32_t plan_padded(const kvfolio_cuda_attend_capacity* capacity,
+                           kvfolio_cuda_attend_plan** out) {
+  const kvfolio_rows rows = toy_rows(1);
+  return kvfolio_cuda_plan_attend_padded(toy.kernels, view, NULL, &attention, 1, kQueryStart,
+                                         kKvLens, kZero, kZero, &rows, &rows, capacity, out,
+                                         &g_error);
+}
+static void run_capacity(void* given, char* text) {
+  kvfolio_cuda_attend_plan* plan = NULL;
+  const int32_t code = plan_padded(given, &plan);
+  kvfolio_cuda_attend_capacity is = {.struct_size = sizeof is};
+  if (code == 0) MUST(kvfolio_cuda_attend_plan_get_capacity(plan, &is, &g_error));
+  say(text, code, "%d %d %d %d", is.max_sequences, is.max_sequence_tokens, is.max_queries,
+      (int)is.max_tokens);
+  if (is_whole(given, &kCapacity, sizeof kCapacity)) {
+    CHECK(strstr(text, "2 4 3 7") != NULL);
+  }
+  kvfolio_cuda_attend_plan_destroy(plan);
+}
+static void run_get_capacity(void* given, char* text) {
+  kvfolio_cuda_attend_plan* plan = NULL;
+  MUST(plan_padded(&kCapacity, &plan));
+  say(text, kvfolio_cuda_attend_plan_get_capacity(plan, given, &g_error), "");
+  kvfolio_cuda_attend_plan_destroy(plan);
+}
+
 static const kvfolio_cuda_batch_attention_params kBatchParams = {.struct_size = sizeof kBatchParams,
                                                                  .num_qo_heads = kHeads,
                                                                  .causal = 1,
@@ -245,8 +313,12 @@ const StructCase kStructCases[] = {
     {"kvfolio_cuda_plan_group", "plan_get_group", &kPlanGroup, sizeof kPlanGroup, kOutput,
      run_plan_group},
     {"kvfolio_cuda_upload_info", "plan_last_upload", &kLast, sizeof kLast, kOutput, run_last},
-    {"kvfolio_cuda_batch_attention_options", "batch_attention_create", &kBatch, sizeof kBatch,
-     kInput, run_batch},
+    {"kvfolio_cuda_batch_attention_options", "batch_attention_create", &kPaddedBatch,
+     sizeof kPaddedBatch, kInput, run_batch},
+    {"kvfolio_cuda_attend_capacity", "plan_attend_padded", &kCapacity, sizeof kCapacity, kInput,
+     run_capacity},
+    {"kvfolio_cuda_attend_capacity", "attend_plan_get_capacity", &kCapacity, sizeof kCapacity,
+     kOutput, run_get_capacity},
     {"kvfolio_cuda_batch_attention_params", "batch_attention_plan", &kBatchParams,
      sizeof kBatchParams, kInput, run_params},
     {"kvfolio_cuda_paged_kv", "paged_kv_view", &paged, sizeof paged, kPointersInput, run_paged},

@@ -234,6 +234,17 @@ bool end_capture(std::uintptr_t stream) {
   void* graph = nullptr;
   return within(0, [&] { return FakeCalls::stream_end_capture(handle_of(stream), &graph); }) == 0;
 }
+// What was captured, to be started again.
+std::uintptr_t end_graph(std::uintptr_t stream) {
+  void* graph = nullptr;
+  KVFOLIO_CHECK(
+      within(0, [&] { return FakeCalls::stream_end_capture(handle_of(stream), &graph); }) == 0);
+  return reinterpret_cast<std::uintptr_t>(graph);
+}
+void replay(std::uintptr_t graph, std::uintptr_t stream) {
+  KVFOLIO_CHECK(
+      within(0, [&] { return FakeCalls::graph_launch(handle_of(graph), handle_of(stream)); }) == 0);
+}
 // As torch's Stream.wait_stream().
 void wait_stream(std::uintptr_t stream, std::uintptr_t other) {
   KVFOLIO_CHECK(within(0, [&] {
@@ -299,6 +310,8 @@ void add_twin(nb::module_& m) {
   t.def("stream", &cuda::make_stream);
   t.def("capture", &cuda::capture, "Until end_capture(), which says whether a graph came of it.");
   t.def("end_capture", &cuda::end_capture);
+  t.def("end_graph", &cuda::end_graph, "As end_capture(): the graph, for replay().");
+  t.def("replay", &cuda::replay);
   t.def("wait_stream", &cuda::wait_stream);
   t.def("stand", &cuda::stand);
   t.def("finish_stream", &cuda::finish_stream);

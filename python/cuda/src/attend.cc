@@ -59,6 +59,15 @@ Result<PlanMemory::Sent*> PlanMemory::next_sent(std::int64_t bytes) {
   return &sent;
 }
 
+AttentionBatch host_batch(const CudaBatch& batch) {
+  AttentionBatch result;
+  result.query_start = batch.query_start;
+  result.kv_lens = batch.kv_lens;
+  result.trim_sinks = batch.trim_sinks;
+  result.trim_first_kept = batch.trim_first_kept;
+  return result;
+}
+
 namespace {
 
 constexpr std::int64_t kAligned = 256;
@@ -77,14 +86,6 @@ std::vector<std::int32_t> numbers_on_host(nb::handle object, const char* name) {
 std::array<const std::vector<std::int32_t>*, 4> lengths_of(const CudaBatch& batch) {
   return {&batch.query_start, &batch.kv_lens, &batch.trim_sinks, &batch.trim_first_kept};
 }
-std::int64_t length_bytes(const CudaBatch& batch) {
-  std::int64_t bytes = 0;
-  for (const auto* each : lengths_of(batch)) {
-    bytes += static_cast<std::int64_t>(each->size() * sizeof(std::int32_t));
-  }
-  return bytes;
-}
-
 // A table without entries has no address: some of the device, then.
 void set_table(const Lent& table, const CudaView& cache, cuda::DeviceAttention& call) {
   constexpr const char* kName = "block_table";
@@ -152,10 +153,7 @@ cuda::DeviceAttention layer_call(Call& call, const CudaView& cache, const GivenL
   result.cache = cache.view;
   result.layer = i32(given.layer, "layer");
   result.params = state.params;
-  result.batch.query_start = state.batch.query_start;
-  result.batch.kv_lens = state.batch.kv_lens;
-  result.batch.trim_sinks = state.batch.trim_sinks;
-  result.batch.trim_first_kept = state.batch.trim_first_kept;
+  result.batch = host_batch(state.batch);
   if (given.q.is_none()) raise_type("q is None");
   if (given.out.is_none()) raise_type("out is None, wanted: a tensor of the device");
   lent(given.q, "q", Use::kRead, [&](Lent& q) { result.q = rows_at(q, "q", cache); });
@@ -170,16 +168,30 @@ cuda::DeviceAttention layer_call(Call& call, const CudaView& cache, const GivenL
   return result;
 }
 
-// Where the lengths of a batch lie on the device.
-void set_lengths(const PlanState& state, cuda::DeviceAttention& call) {
+const std::int32_t** length_fields(cuda::DeviceAttention& call, std::size_t which) {
   const std::int32_t** const fields[] = {&call.query_start, &call.kv_lens, &call.trim_sinks,
                                          &call.trim_first_kept};
+  return fields[which];
+}
+
+// Where the lengths of a batch lie on the device.
+void set_lengths(const PlanState& state, cuda::DeviceAttention& call) {
   const std::byte* at = state.memory->lengths();
-  const auto lengths = lengths_of(state.batch);
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i]->empty() && i >= 2) continue;  // no trims
-    *fields[i] = static_cast<const std::int32_t*>(static_cast<const void*>(at));
-    at += lengths[i]->size() * sizeof(std::int32_t);
+  const std::array<std::int64_t, 4> entries = length_entries(state);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (i >= 2 && !state.batch.has_trims) continue;
+    *length_fields(call, i) = static_cast<const std::int32_t*>(static_cast<const void*>(at));
+    at += entries[i] * std::int64_t{sizeof(std::int32_t)};
+  }
+}
+
+// The same, or the tensors that plan_on_device() read, for as long as the call needs them.
+void lend_lengths(Call& call, const PlanState& state, cuda::DeviceAttention& layer) {
+  if (state.there.empty()) return set_lengths(state, layer);
+  for (std::size_t i = 0; i < state.there.size(); ++i) {
+    Lent tensor = call.lent(state.there[i], kLengthNames[i], Use::kRead);
+    *length_fields(layer, i) = length_there(tensor, i, *state.capacity);
+    call.keep(tensor);
   }
 }
 
@@ -189,21 +201,36 @@ void set_lengths(const PlanState& state, cuda::DeviceAttention& call) {
 Status cut(PlanState& state, cuda::DeviceAttention& call, PlanMemory::Sent*& sent) {
   PlanMemory& memory = *state.memory;
   DeviceState& device = *memory.device();
-  KVFOLIO_RETURN_IF_ERROR(
-      memory.reserve_lengths(std::max<std::int64_t>(length_bytes(state.batch), 1)));
+  KVFOLIO_RETURN_IF_ERROR(memory.reserve_lengths(std::max<std::int64_t>(length_bytes(state), 1)));
   set_lengths(state, call);
-  Result<cuda::AttendPlan> plan = cuda::plan_attend(device.kernels(), call);
+  Result<cuda::AttendPlan> plan = state.capacity
+                                      ? cuda::plan_attend(device.kernels(), call, *state.capacity)
+                                      : cuda::plan_attend(device.kernels(), call);
   if (!plan) return plan.error();
   const auto image = static_cast<std::int64_t>(plan->image().size());
   state.image_bytes = aligned(image);
   KVFOLIO_RETURN_IF_ERROR(
       memory.reserve_work(std::max<std::int64_t>(state.image_bytes + plan->workspace_bytes(), 1)));
   Result<PlanMemory::Sent*> piece =
-      memory.next_sent(std::max<std::int64_t>(state.image_bytes + length_bytes(state.batch), 1));
+      memory.next_sent(std::max<std::int64_t>(state.image_bytes + length_bytes(state), 1));
   if (!piece) return piece.error();
   sent = *piece;
   state.plan.emplace(*std::move(plan));
   return {};
+}
+
+void write_lengths(const PlanState& state, std::span<std::byte> to) {
+  const std::array<std::int64_t, 4> entries = length_entries(state);
+  if (!to.empty()) std::memset(to.data(), 0, to.size());
+  std::byte* at = to.data();
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::vector<std::int32_t>& lengths = *lengths_of(state.batch)[i];
+    if (!lengths.empty()) std::memcpy(at, lengths.data(), lengths.size() * sizeof(std::int32_t));
+    at += entries[i] * std::int64_t{sizeof(std::int32_t)};
+  }
+  if (!state.capacity) return;
+  const unsigned long long none = cuda::kNoEntry;
+  std::memcpy(to.data() + (to.size() - sizeof(none)), &none, sizeof(none));
 }
 
 // Requires: no GIL.
@@ -211,14 +238,10 @@ Status send(PlanState& state, const PlanMemory::Sent& sent, void* stream) {
   PlanMemory& memory = *state.memory;
   cuda::Kernels& kernels = memory.device()->kernels();
   KVFOLIO_RETURN_IF_ERROR(DeviceState::hold_back(memory.last, stream));
-  std::byte* const lengths = sent.pinned.data() + state.image_bytes;
-  std::byte* at = lengths;
-  for (const auto* each : lengths_of(state.batch)) {
-    if (each->empty()) continue;
-    std::memcpy(at, each->data(), each->size() * sizeof(std::int32_t));
-    at += each->size() * sizeof(std::int32_t);
-  }
-  KVFOLIO_RETURN_IF_ERROR(cuda::upload(kernels, {lengths, at}, memory.lengths(), stream));
+  const std::span<std::byte> lengths(sent.pinned.data() + state.image_bytes,
+                                     static_cast<std::size_t>(length_bytes(state)));
+  write_lengths(state, lengths);
+  KVFOLIO_RETURN_IF_ERROR(cuda::upload(kernels, lengths, memory.lengths(), stream));
   return cuda::upload(kernels, *state.plan,
                       {sent.pinned.data(), static_cast<std::size_t>(sent.pinned.bytes())},
                       memory.work(), memory.work() + state.image_bytes, stream);
@@ -228,7 +251,28 @@ struct GivenPlan {
   nb::handle q, out, alibi_slopes, sink_logits;
   Int layer;
   GivenMask mask;
+  nb::handle capacity = nb::none();
 };
+
+// What a call of the plan looks like, without anything of the caller's: addresses of the plan's own
+// memory stand for its tensors.
+cuda::DeviceAttention looks_of(const PlanState& state, cuda::DeviceAttention call) {
+  std::byte* const own = state.memory->work();
+  for (std::byte** const each :
+       {&call.cache.k, &call.cache.v, &call.cache.k_scale, &call.cache.v_scale}) {
+    if (*each != nullptr) *each = own;
+  }
+  const auto* const table = static_cast<const std::int32_t*>(static_cast<const void*>(own));
+  call.batch.block_table = {table, call.batch.block_table.size()};
+  const auto* const numbers = static_cast<const float*>(static_cast<const void*>(own));
+  for (std::span<const float>* const each : {&call.params.alibi_slopes, &call.params.sink_logits}) {
+    if (!each->empty()) *each = {numbers, each->size()};
+  }
+  call.q.data = own;
+  call.out.data = own;
+  call.lse = nullptr;
+  return call;
+}
 
 std::shared_ptr<PlanState> make_plan(const CudaView& cache, nb::handle batch,
                                      const GivenPlan& given, std::unique_ptr<PlanMemory>& reused,
@@ -236,6 +280,10 @@ std::shared_ptr<PlanState> make_plan(const CudaView& cache, nb::handle batch,
   Call look(cache, stream, false);  // at shapes; the tensors go with it
   auto state = std::make_shared<PlanState>();
   state->batch = object_of<CudaBatch>(batch, "batch", "a kvfolio.cuda.Batch");
+  if (!given.capacity.is_none()) {
+    state->capacity =
+        object_of<cuda::AttendCapacity>(given.capacity, "capacity", "an AttendCapacity or None");
+  }
   set_mask(given.mask, cache.view.head_dim_k, state->params);
   state->alibi_slopes = nb::borrow(given.alibi_slopes);
   state->sink_logits = nb::borrow(given.sink_logits);
@@ -259,6 +307,7 @@ std::shared_ptr<PlanState> make_plan(const CudaView& cache, nb::handle batch,
     if (fits && state->memory->lengths() == lengths) reused = std::move(state->memory);
     raise(status);
   }
+  if (state->capacity) state->looks = looks_of(*state, layer);
   Call call(cache, stream, true);
   call.uses(state->memory->last);
   call.uses(sent->last);
@@ -268,10 +317,7 @@ std::shared_ptr<PlanState> make_plan(const CudaView& cache, nb::handle batch,
 
 void attend_layer(PlanState& state, const CudaView& cache, const GivenLayer& given,
                   nb::handle stream, bool keep) {
-  if (state.memory == nullptr) {
-    raise(Status(ErrorCode::kFailedPrecondition,
-                 "another plan has the memory of this one (plan_attend(reuse=...))"));
-  }
+  check_has_memory(state);
   if (state.memory->device() != cache.state->device) {
     raise_invalid("cache is on device " + std::to_string(cache.state->device->device().ordinal()) +
                   ", the plan on device " +
@@ -280,7 +326,7 @@ void attend_layer(PlanState& state, const CudaView& cache, const GivenLayer& giv
   Call call(cache, stream, keep);
   call.uses(state.memory->last);
   cuda::DeviceAttention layer = layer_call(call, cache, given, state);
-  set_lengths(state, layer);
+  lend_lengths(call, state, layer);
   call.run([&]() -> Status {
     const PlanMemory& memory = *state.memory;
     if (call.keeps()) KVFOLIO_RETURN_IF_ERROR(DeviceState::hold_back(memory.last, call.stream()));
@@ -293,16 +339,14 @@ nb::handle or_default(nb::handle given, const nb::object& otherwise) {
   return given.is_none() ? nb::handle(otherwise) : given;
 }
 
-struct CudaAttendPlan {
-  std::shared_ptr<PlanState> state;
-};
-
 CudaAttendPlan plan_rows(nb::handle q, const CudaView& cache, nb::handle batch, nb::handle out,
                          nb::handle scale, bool causal, nb::handle window, nb::handle num_sinks,
                          nb::handle chunk, double soft_cap, nb::handle alibi_slopes,
-                         nb::handle sink_logits, Int layer, nb::handle reuse, nb::handle stream) {
+                         nb::handle sink_logits, Int layer, nb::handle reuse, nb::handle capacity,
+                         nb::handle stream) {
   const GivenPlan given{q,           out,   alibi_slopes,
-                        sink_logits, layer, {scale, causal, window, num_sinks, chunk, soft_cap}};
+                        sink_logits, layer, {scale, causal, window, num_sinks, chunk, soft_cap},
+                        capacity};
   std::unique_ptr<PlanMemory> none;
   if (reuse.is_none()) return {make_plan(cache, batch, given, none, stream)};
   auto& old = object_of<CudaAttendPlan>(reuse, "reuse", "an AttendPlan or None");
@@ -315,7 +359,8 @@ nb::object attend_rows(nb::handle q, const CudaView& cache, nb::handle batch, nb
                        nb::handle alibi_slopes, nb::handle sink_logits, Int layer,
                        nb::handle stream) {
   const GivenPlan given{q,           out,   alibi_slopes,
-                        sink_logits, layer, {scale, causal, window, num_sinks, chunk, soft_cap}};
+                        sink_logits, layer, {scale, causal, window, num_sinks, chunk, soft_cap},
+                        nb::none()};
   // The storage keeps memory for such calls; another thread that is in one has it.
   std::unique_ptr<PlanMemory> memory = std::move(cache.state->plans);
   std::shared_ptr<PlanState> state;
@@ -347,10 +392,12 @@ void add_batch(nb::module_& m) {
           "__init__",
           [](CudaBatch* self, nb::handle query_start, nb::handle kv_lens, nb::object block_table,
              nb::handle trim_sinks, nb::handle trim_first_kept) {
-            CudaBatch batch{
-                numbers_on_host(query_start, "query_start"), numbers_on_host(kv_lens, "kv_lens"),
-                numbers_on_host(trim_sinks, "trim_sinks"),
-                numbers_on_host(trim_first_kept, "trim_first_kept"), std::move(block_table)};
+            CudaBatch batch{numbers_on_host(query_start, "query_start"),
+                            numbers_on_host(kv_lens, "kv_lens"),
+                            numbers_on_host(trim_sinks, "trim_sinks"),
+                            numbers_on_host(trim_first_kept, "trim_first_kept"),
+                            std::move(block_table),
+                            !trim_sinks.is_none() || !trim_first_kept.is_none()};
             if (batch.block_table.is_none()) {
               raise_type("block_table is None, wanted: a tensor of the device");
             }
@@ -367,41 +414,51 @@ void add_batch(nb::module_& m) {
 }
 
 void add_plan_class(nb::module_& m) {
-  nb::class_<CudaAttendPlan>(
+  nb::class_<CudaAttendPlan> c(
       m, "AttendPlan",
       "How the work of a batch is cut, for all layers of one shape: see plan_attend(). Its end "
-      "waits for the kernels that read it.")
-      .def(
-          "attend",
-          [](const CudaAttendPlan& self, nb::handle q, const CudaView& cache, nb::object out,
-             nb::handle lse, Int layer, nb::handle alibi_slopes, nb::handle sink_logits,
-             nb::handle block_table, nb::handle stream, bool keep) {
-            PlanState& state = *self.state;
-            attend_layer(state, cache,
-                         {q, out, lse, or_default(block_table, state.batch.block_table),
-                          or_default(alibi_slopes, state.alibi_slopes),
-                          or_default(sink_logits, state.sink_logits), layer},
-                         stream, keep);
-            return out;
-          },
-          "q"_a.none(), "cache"_a, nb::kw_only(), "out"_a.none(), "lse"_a = nb::none(),
-          "layer"_a = Int{0}, "alibi_slopes"_a = nb::none(), "sink_logits"_a = nb::none(),
-          "block_table"_a = nb::none(), "stream"_a = nb::none(), "keep"_a = true,
-          nb::sig("def attend(self, q: kvfolio._types.SupportsDLPack, cache: View, *, "
-                  "out: typing.Any, lse: kvfolio._types.SupportsDLPack | None = None, "
-                  "layer: int = 0, alibi_slopes: kvfolio._types.SupportsDLPack | None = None, "
-                  "sink_logits: kvfolio._types.SupportsDLPack | None = None, "
-                  "block_table: kvfolio._types.SupportsDLPack | None = None, "
-                  "stream: typing.Any = None, keep: bool = True) -> typing.Any"),
-          "One layer of the plan's batch, as attend(). Slopes, logits and block table: those of "
-          "the "
-          "plan, or a layer's own. Raises InvalidArgument for other shapes, strides or numbers of "
-          "rows than those of the plan, with what differs; FailedPrecondition once another plan "
-          "has its memory.")
+      "waits for the kernels that read it.");
+  c.def(
+       "attend",
+       [](const CudaAttendPlan& self, nb::handle q, const CudaView& cache, nb::object out,
+          nb::handle lse, Int layer, nb::handle alibi_slopes, nb::handle sink_logits,
+          nb::handle block_table, nb::handle stream, bool keep) {
+         PlanState& state = *self.state;
+         attend_layer(state, cache,
+                      {q, out, lse, or_default(block_table, state.batch.block_table),
+                       or_default(alibi_slopes, state.alibi_slopes),
+                       or_default(sink_logits, state.sink_logits), layer},
+                      stream, keep);
+         return out;
+       },
+       "q"_a.none(), "cache"_a, nb::kw_only(), "out"_a.none(), "lse"_a = nb::none(),
+       "layer"_a = Int{0}, "alibi_slopes"_a = nb::none(), "sink_logits"_a = nb::none(),
+       "block_table"_a = nb::none(), "stream"_a = nb::none(), "keep"_a = true,
+       nb::sig("def attend(self, q: kvfolio._types.SupportsDLPack, cache: View, *, "
+               "out: typing.Any, lse: kvfolio._types.SupportsDLPack | None = None, "
+               "layer: int = 0, alibi_slopes: kvfolio._types.SupportsDLPack | None = None, "
+               "sink_logits: kvfolio._types.SupportsDLPack | None = None, "
+               "block_table: kvfolio._types.SupportsDLPack | None = None, "
+               "stream: typing.Any = None, keep: bool = True) -> typing.Any"),
+       "One layer of the plan's batch, as attend(). Slopes, logits and block table: those of "
+       "the "
+       "plan, or a layer's own. Raises InvalidArgument for other shapes, strides or numbers of "
+       "rows than those of the plan, with what differs; FailedPrecondition once another plan "
+       "has its memory.")
       .def_prop_ro(
           "target",
           [](const CudaAttendPlan& self) { return std::string(self.state->plan->target()); },
-          "\"cuda-sm90-general\" or \"cuda-sm90-tiles\": rows of one name have one set of bits.");
+          "\"cuda-sm90-general\" or \"cuda-sm90-tiles\": rows of one name have one set of bits.")
+      .def_prop_ro(
+          "shape",
+          [](const CudaAttendPlan& self) { return shape_tuple(self.state->plan->shape()); },
+          nb::sig("def shape(self) -> tuple[int, ...]"),
+          "A graph that captured attend() serves every plan of an equal shape at the same "
+          "addresses (reuse). That of a padded plan follows from its capacity.")
+      .def(
+          "explain", [](const CudaAttendPlan& self) { return self.state->plan->explain(); },
+          "The target, the kernels that attend() starts, and those that the card has no room for.");
+  add_padded(m, c);
 }
 
 }  // namespace
@@ -413,15 +470,19 @@ void add_attend(nb::module_& m) {
         "out"_a.none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = nb::none(),
         "num_sinks"_a = nb::none(), "chunk"_a = nb::none(), "soft_cap"_a = 0.0,
         "alibi_slopes"_a = nb::none(), "sink_logits"_a = nb::none(), "layer"_a = Int{0},
-        "reuse"_a = nb::none(), "stream"_a = nb::none(),
+        "reuse"_a = nb::none(), "capacity"_a = nb::none(), "stream"_a = nb::none(),
         nb::sig("def plan_attend(q: kvfolio._types.SupportsDLPack, cache: View, batch: Batch, *, "
                 "out: kvfolio._types.SupportsDLPack, " KVFOLIO_MASK_SIGNATURE
-                "reuse: AttendPlan | None = None, stream: typing.Any = None) -> AttendPlan"),
+                "reuse: AttendPlan | None = None, capacity: AttendCapacity | None = None, "
+                "stream: typing.Any = None) -> AttendPlan"),
         "Cuts the work of a batch and sends it, with the lengths, to memory of the plan on "
         "`stream`, for every layer that has these shapes, strides and masks. Of q and out only "
         "these are looked at. reuse: an older plan whose memory the new one takes, so that it lies "
         "at the same addresses unless it needs more; the older one is refused from then on. It "
-        "waits for an upload only if two are still on their way.");
+        "waits for an upload only if two are still on their way. capacity: the plan is padded to "
+        "it, so one captured attend() serves every batch within, planned with reuse in front of a "
+        "replay or by plan_on_device() in it; q, out and the block table have room for the "
+        "capacity. Raises InvalidArgument with both numbers for a batch that is larger.");
   m.def("attend", &attend_rows, "q"_a.none(), "cache"_a, "batch"_a, nb::kw_only(), "out"_a.none(),
         "lse"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = nb::none(),
         "num_sinks"_a = nb::none(), "chunk"_a = nb::none(), "soft_cap"_a = 0.0,

@@ -332,11 +332,11 @@ void add_numbers(nb::class_<CudaBatchAttention>& c) {
        [](const CudaBatchAttention& self) {
          BatchState& state = *self.state;
          const cuda::AttendShape s = state.device->locked([&] { return state.shape; });
-         return nb::make_tuple(s.num_sequences, s.num_rows, s.items, s.groups, s.prefill_items,
-                               s.segments, s.segments_per_block, s.states, s.many_nodes, s.merges);
+         return shape_tuple(s);
        },
        nb::sig("def shape(self) -> tuple[int, ...]"),
-       "Of the last plan: a graph that captured run() serves every plan of an equal shape.")
+       "Of the last plan: a graph that captured run() serves every plan of an equal shape. With "
+       "`padded` there is one.")
       .def_prop_ro(
           "target",
           [](const CudaBatchAttention& self) {
@@ -366,22 +366,33 @@ void add_batch_attention(nb::module_& m) {
   c.def(
       "__init__",
       [](CudaBatchAttention* self, Int max_sequences, Int max_pages, const std::string& layout,
-         nb::handle device, Int image_bytes, Int workspace_bytes) {
+         nb::handle device, Int image_bytes, Int workspace_bytes, bool padded, Int max_tokens,
+         Int max_queries) {
         const cuda::BatchAttentionOptions options{
             .max_sequences = i32(max_sequences, "max_sequences"),
             .max_pages_of_sequence = i32(max_pages, "max_pages_of_sequence"),
             .max_image_bytes = image_bytes.value,
-            .workspace_bytes = workspace_bytes.value};
+            .workspace_bytes = workspace_bytes.value,
+            .padded = padded,
+            .max_tokens = max_tokens.value,
+            .max_queries = i32(max_queries, "max_queries")};
         new (self) CudaBatchAttention{make_batch(device, layout_of(layout), options)};
       },
       nb::kw_only(), "max_sequences"_a, "max_pages_of_sequence"_a, "kv_layout"_a = "NHD",
       "device"_a = 0, "max_image_bytes"_a = Int{defaults.max_image_bytes},
-      "workspace_bytes"_a = Int{defaults.workspace_bytes},
+      "workspace_bytes"_a = Int{defaults.workspace_bytes}, "padded"_a = false,
+      "max_tokens"_a = Int{0}, "max_queries"_a = Int{1},
       nb::sig("def __init__(self, *, max_sequences: int, max_pages_of_sequence: int, "
               "kv_layout: str = 'NHD', device: int | Device = 0, max_image_bytes: int = 4194304, "
-              "workspace_bytes: int = 134217728) -> None"),
+              "workspace_bytes: int = 134217728, padded: bool = False, max_tokens: int = 0, "
+              "max_queries: int = 1) -> None"),
       "max_image_bytes: for how a step's work is cut. workspace_bytes: for parts of rows that are "
-      "merged.");
+      "merged. padded: plans are padded to these sequences and pages, so that `shape` is one for "
+      "all steps of the same cache and heads, and one captured run() serves them; a step that is "
+      "larger is refused with the numbers, and so is one of another causal (where max_queries is "
+      "above 1), sm_scale, window_left or logits_soft_cap than the first one. max_tokens: of K and "
+      "V of a padded step; 0: what all pages have room for. max_queries: rows of one sequence of "
+      "it; above 1 each step has a qo_indptr.");
   add_calls(c);
   add_numbers(c);
 }

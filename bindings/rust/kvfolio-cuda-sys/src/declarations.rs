@@ -244,6 +244,35 @@ impl Default for kvfolio_cuda_attend_shape {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct kvfolio_cuda_attend_capacity {
+    pub struct_size: u32,
+    pub max_sequences: i32,
+    pub max_sequence_tokens: i32,
+    pub max_queries: i32,
+    pub max_tokens: i64,
+}
+
+impl kvfolio_cuda_attend_capacity {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_cuda_attend_capacity {
+        kvfolio_cuda_attend_capacity {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            max_sequences: 0,
+            max_sequence_tokens: 0,
+            max_queries: 0,
+            max_tokens: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_cuda_attend_capacity {
+    fn default() -> kvfolio_cuda_attend_capacity {
+        kvfolio_cuda_attend_capacity::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_cuda_paged_kv {
     pub struct_size: u32,
     pub layout: i32,
@@ -290,6 +319,9 @@ pub struct kvfolio_cuda_batch_attention_options {
     pub reserved: i32,
     pub max_image_bytes: i64,
     pub workspace_bytes: i64,
+    pub padded: i32,
+    pub max_queries: i32,
+    pub max_tokens: i64,
 }
 
 impl kvfolio_cuda_batch_attention_options {
@@ -302,6 +334,9 @@ impl kvfolio_cuda_batch_attention_options {
             reserved: 0,
             max_image_bytes: 0,
             workspace_bytes: 0,
+            padded: 0,
+            max_queries: 0,
+            max_tokens: 0,
         }
     }
 }
@@ -550,6 +585,12 @@ extern "C" {
     pub fn kvfolio_cuda_attend_plan_get_shape(plan: *const kvfolio_cuda_attend_plan, out: *mut kvfolio_cuda_attend_shape, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_upload(kernels: *const kvfolio_cuda_kernels, plan: *const kvfolio_cuda_attend_plan, pinned: *mut c_void, pinned_bytes: i64, image: *mut c_void, workspace: *mut c_void, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_attend(kernels: *const kvfolio_cuda_kernels, cache: *const kvfolio_view, options: *const kvfolio_attention_options, on_device: *const kvfolio_cuda_attention, num_sequences: i32, query_start: *const i32, kv_lens: *const i32, trim_sinks: *const i32, trim_first_kept: *const i32, q_rows: *const kvfolio_rows, out_rows: *const kvfolio_rows, plan: *const kvfolio_cuda_attend_plan, image: *const c_void, workspace: *mut c_void, stream: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_attend_padded(kernels: *const kvfolio_cuda_kernels, cache: *const kvfolio_view, options: *const kvfolio_attention_options, on_device: *const kvfolio_cuda_attention, num_sequences: i32, query_start: *const i32, kv_lens: *const i32, trim_sinks: *const i32, trim_first_kept: *const i32, q_rows: *const kvfolio_rows, out_rows: *const kvfolio_rows, capacity: *const kvfolio_cuda_attend_capacity, out: *mut *mut kvfolio_cuda_attend_plan, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_on_device(kernels: *const kvfolio_cuda_kernels, cache: *const kvfolio_view, options: *const kvfolio_attention_options, on_device: *const kvfolio_cuda_attention, num_sequences: i32, query_start: *const i32, kv_lens: *const i32, trim_sinks: *const i32, trim_first_kept: *const i32, q_rows: *const kvfolio_rows, out_rows: *const kvfolio_rows, plan: *const kvfolio_cuda_attend_plan, image: *mut c_void, workspace: *mut c_void, stream: *mut c_void, counts: *const i32, fault: *mut u64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_plan_fault(plan: *const kvfolio_cuda_attend_plan, fault: u64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_attend_plan_get_capacity(plan: *const kvfolio_cuda_attend_plan, out: *mut kvfolio_cuda_attend_capacity, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_attend_plan_check(plan: *const kvfolio_cuda_attend_plan, num_sequences: i32, query_start: *const i32, kv_lens: *const i32, trim_sinks: *const i32, trim_first_kept: *const i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_cuda_attend_plan_explain(plan: *const kvfolio_cuda_attend_plan) -> *const c_char;
     pub fn kvfolio_cuda_paged_kv_view(tensors: *const kvfolio_cuda_paged_kv, out: *mut *mut kvfolio_view, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_batch_attention_create(kernels: *const kvfolio_cuda_kernels, options: *const kvfolio_cuda_batch_attention_options, out: *mut *mut kvfolio_cuda_batch_attention, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_cuda_batch_attention_destroy(attention: *mut kvfolio_cuda_batch_attention);

@@ -384,6 +384,230 @@ fn batch_attention(m: &mut Machine, case: &mut BatchCase, wanted: AttendShape) {
     assert!(matches!(BatchAttention::new(&m.kernels, &none), Err(Error::InvalidArgument(_))));
 }
 
+// Two sequences at most, of three blocks and two queries; numbers lie on the device, too.
+struct PaddedBatch {
+    query_start: Vec<i32>,
+    kv_lens: Vec<i32>,
+}
+
+impl PaddedBatch {
+    fn new(query_start: &[i32], kv_lens: &[i32]) -> PaddedBatch {
+        PaddedBatch { query_start: query_start.to_vec(), kv_lens: kv_lens.to_vec() }
+    }
+    fn rows(&self, at: &DeviceBuffer) -> DeviceRows {
+        DeviceRows::new(at.as_ptr(), DType::F32, [*self.query_start.last().unwrap(), 4, 16])
+    }
+}
+
+fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
+    // SAFETY: numbers without padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) }
+}
+
+// A graph that plans on the device has, for each batch within the capacity, the bits of a plan of its own
+// and the image of the host's padded plan; a larger batch is refused by number on the host, and reported
+// by the word of the device.
+#[test]
+fn one_graph_serves_every_batch_within_its_capacity() {
+    if !is_fake() {
+        return;
+    }
+    let mut m = machine();
+    let mut on_device = Storage::with_resource(&[group()], m.memory.clone()).unwrap();
+    let size = on_device.block_image_bytes(0).unwrap() * 6;
+    let cached: Vec<f32> = (0..size / 4).map(|i| (i % 23) as f32 / 8.0 - 1.0).collect();
+    on_device.as_mut().write_blocks(0, &[0, 1, 2, 3, 4, 5], bytes_of(&cached)).unwrap();
+    let view = on_device.view(0).unwrap();
+    let q: Vec<f32> = (0..4 * 4 * 16).map(|i| (i % 11) as f32 / 4.0 - 1.0).collect();
+    let (q_there, mut out) = (m.memory.upload(&q).unwrap(), m.memory.buffer(q.len() * 4).unwrap());
+    let table = m.memory.upload(&[4, 1, 2, 0, 3, 5]).unwrap();
+    let mut starts = m.memory.upload(&[0, 0, 0]).unwrap();
+    let mut lens = m.memory.upload(&[0, 0]).unwrap();
+    let mut counts = m.memory.upload(&[0]).unwrap();
+    let mut word = m.memory.buffer(8).unwrap();
+    word.write(0, bytes_of(&[NO_ENTRY])).unwrap();
+    let lengths: [*const i32; 2] = [starts.as_ptr().cast(), lens.as_ptr().cast()];
+    let on_it = (counts.as_ptr().cast::<i32>(), word.as_ptr().cast::<u64>());
+    let (q_at, out_at) = (q_there.as_ptr(), out.as_ptr());
+    let args_of = |batch: &'static PaddedBatch| {
+        let rows = |at| DeviceRows { data: at, ..batch.rows(&q_there) };
+        let (starts, lens) = (&batch.query_start, &batch.kv_lens);
+        let table = table.as_ptr().cast();
+        DeviceAttention::new(starts, lens, lengths, table, 3, rows(q_at), rows(out_at))
+    };
+    let mut tell = |m: &mut Machine, batch: &PaddedBatch| {
+        m.stream.synchronize().unwrap();
+        starts.write(0, bytes_of(&batch.query_start)).unwrap();
+        if !batch.kv_lens.is_empty() {
+            lens.write(0, bytes_of(&batch.kv_lens)).unwrap();
+        } else {
+            starts.write(0, bytes_of(&[0, 0])).unwrap();
+        }
+        counts.write(0, bytes_of(&[batch.kv_lens.len() as i32])).unwrap();
+    };
+    let capacity = AttendCapacity {
+        max_sequences: 2,
+        max_sequence_tokens: 12,
+        max_queries: 2,
+        ..AttendCapacity::default()
+    };
+    let batches: &'static [PaddedBatch] = Box::leak(Box::new([
+        PaddedBatch::new(&[0, 2], &[10]),
+        PaddedBatch::new(&[0, 1, 3], &[3, 12]),
+        PaddedBatch::new(&[0], &[]),
+        PaddedBatch::new(&[0, 0, 1], &[7, 9]),
+        PaddedBatch::new(&[0, 1, 2], &[3, 13]), // larger
+    ]));
+    let stream = m.stream.handle();
+    let plan = m.kernels.plan_attend_padded(&view, &args_of(&batches[0]), &capacity).unwrap();
+    assert_eq!(plan.capacity(), AttendCapacity { max_tokens: 24, ..capacity });
+    assert!(plan.explain().starts_with("cuda-sm90-general: cuda-"), "{}", plan.explain());
+    let mut pinned = PinnedBuffer::new(&m.device, plan.image().len()).unwrap();
+    let mut image = m.memory.buffer(plan.image().len()).unwrap();
+    let mut workspace = m.memory.buffer(plan.workspace_bytes().max(1)).unwrap();
+    // SAFETY: all of it lives until synchronize(), and the stream is the only user.
+    unsafe {
+        let args = args_of(&batches[0]);
+        let mut graph = Graph::capture(&m.device, stream, || {
+            let (image, workspace) = (&mut image, &mut workspace);
+            m.kernels
+                .plan_on_device(&view, &args, &plan, image, workspace, stream, on_it.0, on_it.1)?;
+            m.kernels.attend(&view, &args, &plan, image, workspace, stream)
+        })
+        .unwrap();
+        for batch in &batches[..4] {
+            let args = args_of(batch);
+            let own = m.kernels.plan_attend(&view, &args).unwrap();
+            let mut own_image = m.memory.buffer(own.image().len().max(1)).unwrap();
+            let mut own_space = m.memory.buffer(own.workspace_bytes().max(1)).unwrap();
+            tell(&mut m, batch);
+            got(&mut m, &mut out);
+            if *batch.query_start.last().unwrap() > 0 {
+                m.kernels
+                    .upload(&own, &mut pinned, &mut own_image, &mut own_space, stream)
+                    .unwrap();
+                m.kernels.attend(&view, &args, &own, &own_image, &mut own_space, stream).unwrap();
+            }
+            let want = got(&mut m, &mut out);
+            assert_eq!(want[0] != 0.0, !batch.kv_lens.is_empty());
+            let host = m.kernels.plan_attend_padded(&view, &args, &capacity).unwrap();
+            assert_eq!(host.shape(), plan.shape());
+            plan.check(&args).unwrap();
+            graph.launch(stream).unwrap();
+            assert_eq!(got(&mut m, &mut out), want);
+            assert_eq!(image.download::<u8>().unwrap(), host.image());
+            let fault = word.download::<u64>().unwrap()[0];
+            Kernels::plan_fault(&plan, fault).unwrap();
+            assert_eq!(own.capacity(), AttendCapacity { max_queries: 1, ..Default::default() });
+            let error = own.check(&args).unwrap_err();
+            assert!(matches!(error, Error::FailedPrecondition(_)), "{error}");
+        }
+        let larger = args_of(&batches[4]);
+        let error = plan.check(&larger).unwrap_err();
+        assert!(error.message().contains("kv_lens[1] is 13"), "{error}");
+        let error = m.kernels.plan_attend_padded(&view, &larger, &capacity).unwrap_err();
+        assert!(error.message().contains("kv_lens[1] is 13"), "{error}");
+        tell(&mut m, &batches[4]);
+        graph.launch(stream).unwrap();
+        assert!(got(&mut m, &mut out).iter().all(|x| *x == 0.0), "an empty plan writes no row");
+        let fault = word.download::<u64>().unwrap()[0];
+        let error = Kernels::plan_fault(&plan, fault).unwrap_err();
+        assert!(error.message().contains("sequence 1 of the batch on the device"), "{error}");
+        let mut small = m.memory.buffer(1).unwrap();
+        let null = std::ptr::null();
+        let none = std::ptr::null_mut();
+        let args = args_of(&batches[0]);
+        let (kernels, space) = (&m.kernels, &mut workspace);
+        let error =
+            kernels.plan_on_device(&view, &args, &plan, &mut small, space, stream, null, none);
+        assert!(error.unwrap_err().message().starts_with("image has 1 bytes"));
+    }
+    let none = AttendCapacity { max_sequences: 0, ..capacity };
+    let error = m.kernels.plan_attend_padded(&view, &args_of(&batches[0]), &none).unwrap_err();
+    assert!(error.message().contains("capacity.max_sequences is 0, allowed: 1"), "{error}");
+}
+
+#[test]
+fn a_padded_batch_attention_has_one_shape_and_refuses_what_its_graph_cannot_serve() {
+    if !is_fake() {
+        return;
+    }
+    let mut m = machine();
+    let mut on_device = Storage::with_resource(&[group()], m.memory.clone()).unwrap();
+    let size = on_device.block_image_bytes(0).unwrap() * 6;
+    let cached: Vec<f32> = (0..size / 4).map(|i| (i % 23) as f32 / 8.0 - 1.0).collect();
+    on_device.as_mut().write_blocks(0, &[0, 1, 2, 3, 4, 5], bytes_of(&cached)).unwrap();
+    let view = on_device.view(0).unwrap();
+    let q: Vec<f32> = (0..2 * 4 * 16).map(|i| (i % 11) as f32 / 4.0 - 1.0).collect();
+    let (q_there, mut out) = (m.memory.upload(&q).unwrap(), m.memory.buffer(q.len() * 4).unwrap());
+    let options = BatchAttentionOptions {
+        max_sequences: 2,
+        max_pages_of_sequence: 3,
+        workspace_bytes: 1 << 16,
+        padded: true,
+        max_tokens: 20,
+        ..BatchAttentionOptions::default()
+    };
+    let plain = BatchAttentionOptions { padded: false, max_tokens: 0, ..options };
+    let mut batch = BatchAttention::new(&m.kernels, &options).unwrap();
+    let mut own = BatchAttention::new(&m.kernels, &plain).unwrap();
+    let step = BatchAttentionPlan {
+        kv_indptr: &[0, 3, 4],
+        kv_indices: &[4, 1, 2, 0],
+        kv_last_page_len: &[2, 3],
+        num_qo_heads: 4,
+        q_data_type: DType::F32,
+        o_data_type: DType::F32,
+        ..BatchAttentionPlan::default()
+    };
+    let shorter = BatchAttentionPlan { kv_indptr: &[0, 2], kv_last_page_len: &[4], ..step };
+    let stream = m.stream.handle();
+    let null = std::ptr::null_mut();
+    let rows = |at: *mut u8, n| DeviceRows::new(at, DType::F32, [n, 4, 16]);
+    let (q_at, out_at) = (q_there.as_ptr(), out.as_ptr());
+    got(&mut m, &mut out);
+    // SAFETY: all of it lives until synchronize(), and the stream is the only user.
+    unsafe {
+        batch.plan(&step, &view, stream).unwrap();
+        let shape = batch.shape();
+        assert_eq!((shape.num_sequences(), shape.num_rows()), (2, 2));
+        let mut graph = Graph::capture(&m.device, stream, || {
+            batch.run(rows(q_at, 2), &view, 0, rows(out_at, 2), null, stream)
+        })
+        .unwrap();
+        for (each, n) in [(&step, 2), (&shorter, 1)] {
+            own.plan(each, &view, stream).unwrap();
+            own.run(rows(q_at, n), &view, 0, rows(out_at, n), null, stream).unwrap();
+            let want = got(&mut m, &mut out);
+            assert!(want[0] != 0.0);
+            batch.plan(each, &view, stream).unwrap();
+            assert_eq!(batch.shape(), shape);
+            graph.launch(stream).unwrap();
+            assert_eq!(got(&mut m, &mut out), want);
+        }
+        for (wrong, why) in [
+            (
+                BatchAttentionPlan { kv_indptr: &[0, 3, 6], kv_indices: &[0; 6], ..step },
+                "the batch has 21 tokens of K and V, the capacity is 20: max_tokens",
+            ),
+            (
+                BatchAttentionPlan { sm_scale: 0.5, ..step },
+                "sm_scale is 0.5, that of the first padded plan is 0.25",
+            ),
+            (
+                BatchAttentionPlan { qo_indptr: Some(&[0, 2, 3]), ..step },
+                "sequence 0 has 2 queries, the capacity is 1: max_queries",
+            ),
+        ] {
+            let error = batch.plan(&wrong, &view, stream).unwrap_err();
+            assert!(error.message().contains(why), "{error}");
+        }
+    }
+    let none = BatchAttentionOptions { max_queries: -1, ..options };
+    let error = BatchAttention::new(&m.kernels, &none).unwrap_err();
+    assert!(error.message().contains("max_queries is -1, allowed: 1 to 65536"), "{error}");
+}
+
 #[test]
 fn events_order_streams() {
     if !is_fake() {
@@ -499,6 +723,7 @@ fn values_end_in_any_order() {
         max_pages_of_sequence: 1,
         max_image_bytes: 16,
         workspace_bytes: 16,
+        ..BatchAttentionOptions::default()
     };
     let batch = BatchAttention::new(&m.kernels, &options).unwrap();
     // SAFETY: it records nothing.

@@ -10,8 +10,9 @@ layouts! {
     kvfolio_cuda_memory_options: struct_size source staging_bytes lent lent_bytes;
     kvfolio_cuda_attention: struct_size block_table_stride block_table query_start kv_lens trim_sinks trim_first_kept q out lse;
     kvfolio_cuda_attend_shape: struct_size num_sequences num_rows items groups prefill_items segments segments_per_block states many_nodes merges;
+    kvfolio_cuda_attend_capacity: struct_size max_sequences max_sequence_tokens max_queries max_tokens;
     kvfolio_cuda_paged_kv: struct_size layout k v num_pages page_size num_kv_heads head_dim dtype reserved;
-    kvfolio_cuda_batch_attention_options: struct_size max_sequences max_pages_of_sequence reserved max_image_bytes workspace_bytes;
+    kvfolio_cuda_batch_attention_options: struct_size max_sequences max_pages_of_sequence reserved max_image_bytes workspace_bytes padded max_queries max_tokens;
     kvfolio_cuda_batch_attention_params: struct_size num_qo_heads causal window sm_scale logits_soft_cap q_data_type o_data_type;
     kvfolio_cuda_plan_options: struct_size max_sequences max_tokens num_rows steps_in_flight pad_with_zero positions int64_slots no_batch_tables flashinfer max_changed_entries;
     kvfolio_cuda_plan_arrays: struct_size num_groups query_start rows kv_lens trim_sinks trim_first_kept positions counts;

@@ -123,7 +123,8 @@ fn or_null(array: &[i32]) -> *const i32 {
 }
 
 /// What the launches of a plan depend on beside the call: a graph that captured [`Kernels::attend`] or
-/// [`BatchAttention::run`](super::BatchAttention::run) serves each plan of an equal shape.
+/// [`BatchAttention::run`](super::BatchAttention::run) serves each plan of an equal shape. That of a
+/// padded plan ([`AttendCapacity`]) is one for all batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttendShape([i32; 10]);
 
@@ -156,6 +157,21 @@ impl AttendShape {
     pub fn num_rows(&self) -> i32 {
         self.0[1]
     }
+}
+
+/// The largest batch that a captured graph is to serve. A plan that is padded to it
+/// ([`Kernels::plan_attend_padded`]) has a shape, an image and a workspace of one size, whatever the
+/// lengths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AttendCapacity {
+    /// 1 to 2^20.
+    pub max_sequences: i32,
+    /// K and V of one sequence: 1 to 2^30.
+    pub max_sequence_tokens: i32,
+    /// Those of all together; 0: `max_sequences` x `max_sequence_tokens`.
+    pub max_tokens: i64,
+    /// Rows of q of one sequence, to 2^16; 0: 1, a decode.
+    pub max_queries: i32,
 }
 
 /// How the work of a batch is cut: good for every layer of the same shapes and strides.
@@ -194,7 +210,48 @@ impl AttendPlan {
         unsafe { constant(sys::kvfolio_cuda_attend_plan_target(self.raw.as_ptr())) }
     }
 
-    /// Changes with the lengths of a batch, where more or less work is started for them.
+    /// "cuda-sm86-tiles: cuda-narrow, cuda-node; left out: cuda-prefill of bf16 ...": the target, the
+    /// kernels that [`Kernels::attend`] starts, and those that the card has no room for.
+    pub fn explain(&self) -> &str {
+        unsafe { constant(sys::kvfolio_cuda_attend_plan_explain(self.raw.as_ptr())) }
+    }
+
+    /// All 0, but for `max_queries`, where the plan is not padded.
+    pub fn capacity(&self) -> AttendCapacity {
+        let mut out = sys::kvfolio_cuda_attend_capacity::new();
+        call(|error| unsafe {
+            sys::kvfolio_cuda_attend_plan_get_capacity(self.raw.as_ptr(), &mut out, error)
+        })
+        .expect("a plan has its capacity");
+        AttendCapacity {
+            max_sequences: out.max_sequences,
+            max_sequence_tokens: out.max_sequence_tokens,
+            max_tokens: out.max_tokens,
+            max_queries: out.max_queries,
+        }
+    }
+
+    /// Whether a graph that captured [`Kernels::attend`] with this padded plan serves the batch, for a
+    /// replay whose plan is made on the device: only lengths of the host are looked at.
+    /// `InvalidArgument`: more than the capacity, with both numbers. `FailedPrecondition`: the plan is
+    /// not padded.
+    pub fn check(&self, args: &DeviceAttention) -> Result<()> {
+        args.check()?;
+        call(|error| unsafe {
+            sys::kvfolio_cuda_attend_plan_check(
+                self.raw.as_ptr(),
+                count(args.kv_lens.len()),
+                args.query_start.as_ptr(),
+                args.kv_lens.as_ptr(),
+                or_null(args.trim_sinks),
+                or_null(args.trim_first_kept),
+                error,
+            )
+        })
+    }
+
+    /// Changes with the lengths of a batch, where more or less work is started for them; that of a
+    /// padded plan follows from the capacity.
     pub fn shape(&self) -> AttendShape {
         AttendShape::ask(|out, error| unsafe {
             sys::kvfolio_cuda_attend_plan_get_shape(self.raw.as_ptr(), out, error)
@@ -236,6 +293,106 @@ impl Kernels {
         Ok(AttendPlan { raw: NonNull::new(out).expect("C gave a plan") })
     }
 
+    /// The same, padded: one captured [`Kernels::attend`] serves every batch within the capacity whose
+    /// plan was brought to the same place, or made there. Arrays of lengths on the device, the block
+    /// table, q and out have room for the capacity; where the batch has no rows, the first two entries
+    /// of `query_start` there are 0. `InvalidArgument`, with both numbers: the capacity; a batch that is
+    /// larger; a row of the block table that holds less than `max_sequence_tokens`; an image above 4 GiB.
+    pub fn plan_attend_padded(
+        &self,
+        cache: &View,
+        args: &DeviceAttention,
+        capacity: &AttendCapacity,
+    ) -> Result<AttendPlan> {
+        args.check()?;
+        let (options, memory) = (args.options_to_c(), args.memory_to_c());
+        let (q_rows, out_rows) = (args.q.to_c(), args.out.to_c());
+        let capacity = sys::kvfolio_cuda_attend_capacity {
+            max_sequences: capacity.max_sequences,
+            max_sequence_tokens: capacity.max_sequence_tokens,
+            max_queries: capacity.max_queries,
+            max_tokens: capacity.max_tokens,
+            ..sys::kvfolio_cuda_attend_capacity::new()
+        };
+        let mut out = null_mut();
+        call(|error| unsafe {
+            sys::kvfolio_cuda_plan_attend_padded(
+                self.raw(),
+                cache.raw(),
+                &options,
+                &memory,
+                count(args.kv_lens.len()),
+                args.query_start.as_ptr(),
+                args.kv_lens.as_ptr(),
+                or_null(args.trim_sinks),
+                or_null(args.trim_first_kept),
+                &q_rows,
+                &out_rows,
+                &capacity,
+                &mut out,
+                error,
+            )
+        })?;
+        Ok(AttendPlan { raw: NonNull::new(out).expect("C gave a plan") })
+    }
+
+    /// Makes the image of a padded plan on the device by one kernel, from the lengths that lie there,
+    /// and zeroes what has to be zero of the workspace: a graph that has it in front of
+    /// [`Kernels::attend`] needs no plan of the host. `cuda_kernels.h` says the rules. `counts`: an
+    /// address of the device, of how many sequences there are (the plan's arrays have it, see
+    /// [`DevicePlan::arrays`](super::DevicePlan::arrays)); null: as many as the capacity has, the last
+    /// ones without rows. A batch over the capacity, which only the device sees, makes an empty plan and
+    /// is reported to the word `fault`, [`NO_ENTRY`](super::NO_ENTRY) before, whose meaning
+    /// [`Kernels::plan_fault`] says; null: it is not. `FailedPrecondition`: the plan is not padded.
+    ///
+    /// # Safety
+    /// As [`Kernels`] says; arrays of the device have room for the capacity. Where no sequence that lies
+    /// there is within it, the word is read before [`Kernels::attend`] is started.
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn plan_on_device(
+        &self,
+        cache: &View,
+        args: &DeviceAttention,
+        plan: &AttendPlan,
+        image: &mut DeviceBuffer,
+        workspace: &mut DeviceBuffer,
+        stream: RawStream,
+        counts: *const i32,
+        fault: *mut u64,
+    ) -> Result<()> {
+        args.check()?;
+        check_room(plan, image, workspace)?;
+        let (options, memory) = (args.options_to_c(), args.memory_to_c());
+        let (q_rows, out_rows) = (args.q.to_c(), args.out.to_c());
+        call(|error| unsafe {
+            sys::kvfolio_cuda_plan_on_device(
+                self.raw(),
+                cache.raw(),
+                &options,
+                &memory,
+                count(args.kv_lens.len()),
+                args.query_start.as_ptr(),
+                args.kv_lens.as_ptr(),
+                or_null(args.trim_sinks),
+                or_null(args.trim_first_kept),
+                &q_rows,
+                &out_rows,
+                plan.raw.as_ptr(),
+                image.as_ptr().cast(),
+                workspace.as_ptr().cast(),
+                stream,
+                counts,
+                fault,
+                error,
+            )
+        })
+    }
+
+    /// What the fault word of [`Kernels::plan_on_device`] says, once it is on the host.
+    pub fn plan_fault(plan: &AttendPlan, fault: u64) -> Result<()> {
+        call(|error| unsafe { sys::kvfolio_cuda_plan_fault(plan.raw.as_ptr(), fault, error) })
+    }
+
     /// Brings the image of a plan to the device, through `pinned`, and zeroes what has to be zero of the
     /// workspace. `InvalidArgument`: one of the three is too small.
     ///
@@ -262,8 +419,9 @@ impl Kernels {
     /// another layer perhaps.
     ///
     /// # Safety
-    /// As [`Kernels`] says; [`Kernels::upload`] has filled `image` and `workspace`; entries of the block
-    /// table that rows see are blocks, and the lengths on the device are those of the host.
+    /// As [`Kernels`] says; [`Kernels::upload`] or [`Kernels::plan_on_device`] has filled `image` and
+    /// `workspace`; entries of the block table that rows see are blocks, and the lengths on the device
+    /// are those that the image was made of.
     pub unsafe fn attend(
         &self,
         cache: &View,

@@ -98,6 +98,16 @@ pub struct BatchAttentionOptions {
     pub max_image_bytes: i64,
     /// For parts of rows that are merged; 0: 128 MiB.
     pub workspace_bytes: i64,
+    /// Plans are padded to these sequences and pages, so that [`BatchAttention::shape`] is one for all
+    /// steps of the same `paged_kv` and heads, and one captured run serves them. A step that is larger is
+    /// refused with the numbers, and so is one of another `causal` (where `max_queries` is above 1),
+    /// `sm_scale`, `window_left` or `logits_soft_cap` than the first one.
+    pub padded: bool,
+    /// Tokens of K and V of a padded step; 0: what all pages have room for.
+    pub max_tokens: i64,
+    /// Rows of one sequence of a padded step, to 2^16; 0: 1, a decode. Above 1 each step has a
+    /// `qo_indptr`.
+    pub max_queries: i32,
 }
 
 /// What [`BatchAttention::plan`] is told, by FlashInfer's names and with its defaults.
@@ -163,6 +173,9 @@ impl BatchAttention {
             max_pages_of_sequence: options.max_pages_of_sequence,
             max_image_bytes: options.max_image_bytes,
             workspace_bytes: options.workspace_bytes,
+            padded: options.padded as i32,
+            max_queries: options.max_queries,
+            max_tokens: options.max_tokens,
             ..sys::kvfolio_cuda_batch_attention_options::new()
         };
         let mut out = null_mut();

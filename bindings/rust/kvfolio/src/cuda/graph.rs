@@ -10,7 +10,7 @@ use std::os::raw::c_void;
 use std::ptr::{null_mut, NonNull};
 
 /// What a stream is given once, started again as one: a CUDA graph. `cuda_graph.h` says what may be
-/// captured: [`Kernels`](super::Kernels)' `append`, `gather` and `attend`,
+/// captured: [`Kernels`](super::Kernels)' `append`, `gather`, `plan_on_device` and `attend`,
 /// [`DevicePlan::apply`](super::DevicePlan::apply), [`BatchAttention::run`](super::BatchAttention::run);
 /// and what goes in front of a launch.
 #[derive(Debug)]

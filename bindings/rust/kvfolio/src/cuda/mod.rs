@@ -34,6 +34,9 @@
 //! - [`DevicePlan`] keeps the arrays of a step and block tables on the device.
 //! - [`BatchAttention`] is attention in the call shape of FlashInfer's wrappers, and [`Graph`] what a
 //!   stream is given once, started again as one.
+//! - A plan that is padded to an [`AttendCapacity`] ([`Kernels::plan_attend_padded`]) lets one graph serve
+//!   every batch, and [`Kernels::plan_on_device`] makes it in the graph; so does `padded` of
+//!   [`BatchAttentionOptions`], with plans of the host.
 //! - A stream is a [`RawStream`], a `CUstream` or `cudaStream_t`: of [`Stream`], or of an engine.
 //! - Each value keeps the device that it was made with.
 
@@ -45,7 +48,7 @@ mod kernels;
 mod memory;
 mod plan;
 
-pub use attention::{AttendPlan, AttendShape, DeviceAttention};
+pub use attention::{AttendCapacity, AttendPlan, AttendShape, DeviceAttention};
 pub use batch::{BatchAttention, BatchAttentionOptions, BatchAttentionPlan, PagedKv, PagedView};
 pub use device::{available, num_devices, Device, Event, RawStream, Stream};
 pub use graph::Graph;
