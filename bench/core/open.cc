@@ -217,7 +217,7 @@ void publish_decode(Session& session) {
   std::vector<std::int32_t> last(static_cast<std::size_t>(count) * kBlockSize, 7);
   session.measure({.name = "publish.block",
                    .facts = {{"sequences", std::int64_t{count}}, {"at", "decode"}},
-                   .promise = Promise{0.06, 0.25},
+                   .promise = Promise{0.08, 0.25},
                    .promise_is_ratio = true,
                    .note = "commit of a step in which every sequence fills a block, less one in "
                            "which none does. " +

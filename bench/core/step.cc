@@ -125,7 +125,7 @@ void steady_decode(Session& session) {
   session.measure(
       {.name = "step.decode",
        .facts = {{"sequences", std::int64_t{count}}, {"tokens", std::int64_t{length}}},
-       .promise = Promise{0.017, 0.1},
+       .promise = Promise{0.03, 0.1},
        .promise_is_ratio = true,
        .note =
            "per sequence: begin, append_each, plan with changed table entries, apply these, "

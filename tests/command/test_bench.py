@@ -35,9 +35,9 @@ tree.match                runs=of_1_block                       1  0.025 0.06  r
 open.cached               -                                     2  0.1   0.25  ratio  lower   ceiling
 open.two_blocks           runs=100                              1  0.35  0.7   ratio  lower   ceiling
 open.two_blocks           runs=10000                            1  0.35  0.7   ratio  lower   ceiling
-publish.block             at=decode                             1  0.06  0.25  ratio  lower   ceiling
+publish.block             at=decode                             1  0.08  0.25  ratio  lower   ceiling
 publish.block             at=prefill                            1  0.2   0.5   ratio  lower   ceiling
-step.decode               -                                     1  0.017 0.1   ratio  lower   ceiling
+step.decode               -                                     1  0.03  0.1   ratio  lower   ceiling
 step.decode.c             -                                     1  0.95  1     ratio  lower   ceiling
 step.arrays               -                                     1  0.5   0.8   ratio  higher  ceiling
 evict.instructions        -                                     2  1.5   1.3   value  lower   -
