@@ -13,27 +13,10 @@ import numpy as np
 import pytest
 
 import kvfolio as kv
+from cuda_twin import PACKAGES, TWIN, cuda, fresh, twin  # noqa: F401
 from fake_dlpack import BFLOAT, COPIED, CPU, E4M3FN, READ_ONLY, Fake, bits, consume
 
-PACKAGES = pathlib.Path(kv.__file__).parents[1]
-TWIN = PACKAGES.parent / "python_twin"
-if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
-    pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
-sys.path.insert(0, str(TWIN))
-from kvfolio import cuda  # noqa: E402
-from kvfolio_cuda import _cuda  # noqa: E402
-
-twin = _cuda.twin
 DTYPES = ["f32", "f16", "bf16", "int8", "e4m3"]
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    yield
-    twin.hold(False)
-    twin.absent(False)
-    twin.fail_at(0, 2)
-    twin.take_log()
 
 
 def spec(dtype="f32", fmt="hnd", **fields):

@@ -3,36 +3,19 @@
 plan serves every layer, and what is refused is named. Not on a device."""
 
 import gc
-import pathlib
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 import kvfolio as kv
+from cuda_twin import cuda, fresh, twin  # noqa: F401
 from fake_dlpack import BFLOAT, READ_ONLY, Fake
 
-TWIN = pathlib.Path(kv.__file__).parents[1].parent / "python_twin"
-if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
-    pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
-sys.path.insert(0, str(TWIN))
-from kvfolio import cuda  # noqa: E402
-from kvfolio_cuda import _cuda  # noqa: E402
-
-twin = _cuda.twin
 DTYPES = ["f32", "f16", "bf16", "int8", "e4m3"]
 DIM, HEADS, KV_HEADS, BLOCK = 24, 4, 2, 16
 # As src/cuda/library/library_attend_test.cc: relative errors of all rows of a layer.
 F32, HALF = 1e-5, 4e-3
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    yield
-    twin.hold(False)
-    twin.fail_at(0, 2)
-    twin.take_log()
 
 
 def rows_of(numbers, dtype):

@@ -3,33 +3,16 @@
 of kvfolio.cuda.attend() and is near kvfolio.attend(), over tensors and over views; what is refused is named. Not on a
 device."""
 
-import pathlib
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 import kvfolio as kv
+from cuda_twin import cuda, fresh, twin  # noqa: F401
 from fake_dlpack import BFLOAT, READ_ONLY, Fake
 
-TWIN = pathlib.Path(kv.__file__).parents[1].parent / "python_twin"
-if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
-    pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
-sys.path.insert(0, str(TWIN))
-from kvfolio import cuda  # noqa: E402
-from kvfolio_cuda import _cuda  # noqa: E402
-
-twin = _cuda.twin
 DIM, HEADS, KV_HEADS, PAGE, PAGES = 24, 4, 2, 16, 40
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    yield
-    twin.hold(False)
-    twin.fail_at(0, 2)
-    twin.take_log()
 
 
 def floats(array):

@@ -4,31 +4,16 @@ bytes of a manager over memory of the host, and either of the two may end first.
 
 import ctypes
 import gc
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
 import kvfolio as kv
+from cuda_twin import cuda, fresh, twin  # noqa: F401
 from fake_dlpack import Fake, bits
+from kvfolio import tiers
 
-TWIN = pathlib.Path(kv.__file__).parents[1].parent / "python_twin"
-if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
-    pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
-sys.path.insert(0, str(TWIN))
-from kvfolio import cuda, tiers  # noqa: E402
-from kvfolio_cuda import _cuda  # noqa: E402
-
-twin = _cuda.twin
 LAYERS, HEADS, DIM, BLOCK, BLOCKS = 2, 2, 16, 4, 16
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    yield
-    twin.fail_at(0, 2)
-    twin.take_log()
 
 
 def spec(dtype="f32", **fields):

@@ -4,35 +4,18 @@ within a capacity, planned on the host in front of a replay or on the device in 
 
 import ctypes
 import gc
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
 import kvfolio as kv
+from cuda_twin import cuda, fresh, twin  # noqa: F401
 from fake_dlpack import Fake
 
-TWIN = pathlib.Path(kv.__file__).parents[1].parent / "python_twin"
-if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
-    pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
-sys.path.insert(0, str(TWIN))
-from kvfolio import cuda  # noqa: E402
-from kvfolio_cuda import _cuda  # noqa: E402
-
-twin = _cuda.twin
 DIM, HEADS, KV_HEADS, BLOCK, BLOCKS = 24, 4, 2, 16, 80
 MOST, LONGEST, QUERIES = 3, 400, 2
 # (lengths of K and V, rows of q), all within the capacity.
 BATCHES = [((300, 37), (1, 2)), ((5,), (2,)), ((), ()), ((400, 16, 1), (1, 0, 1)), ((64, 399, 128), (2, 2, 1))]
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    yield
-    twin.hold(False)
-    twin.fail_at(0, 2)
-    twin.take_log()
 
 
 def device_memory(tensor):

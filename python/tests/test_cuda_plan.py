@@ -3,34 +3,17 @@
 that stay, a plan that it missed is noticed, and attend() takes its tables. Not on a device."""
 
 import gc
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
 import kvfolio as kv
+from cuda_twin import cuda, fresh, twin  # noqa: F401
 from fake_dlpack import Fake, bits, consume
 
-TWIN = pathlib.Path(kv.__file__).parents[1].parent / "python_twin"
-if not (TWIN / "kvfolio_cuda" / "_cuda.abi3.so").exists():
-    pytest.skip("this build has no twin of kvfolio_cuda", allow_module_level=True)
-sys.path.insert(0, str(TWIN))
-from kvfolio import cuda  # noqa: E402
-from kvfolio_cuda import _cuda  # noqa: E402
-
-twin = _cuda.twin
 GROUP = kv.GroupSpec(num_layers=1, num_kv_heads=2, head_dim=16, block_size=4, num_blocks=64)
 STRIDE, ROWS, TOKENS = 12, 4, 32
 NEEDED = dict(block_tables=True, changed_entries=True)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    yield
-    twin.hold(False)
-    twin.fail_at(0, 2)
-    twin.take_log()
 
 
 def make(manager, **options):
