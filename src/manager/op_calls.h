@@ -18,7 +18,7 @@ void with_call(Op op, const With& with) {
   using Long = std::int64_t;
   using Policy = std::optional<VictimPolicy>;
   switch (op) {
-#define KVFOLIO_OP_CASE(number, code, text, first, ...) \
+#define KVFOLIO_OP_CASE(number, code, name, first, ...) \
   case Op::code:                                        \
     return with(__VA_ARGS__);
     KVFOLIO_OPS(KVFOLIO_OP_CASE)

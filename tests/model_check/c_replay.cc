@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A call of a log is a code and a tuple of its arguments. in_c() says what C takes for an argument;
-// what follows these in the C function are the places of its results, so most calls are a line of
-// the table in call().
+// what follows these in the C function are the places of its results. So most calls need no line
+// here: op_codes.h says how C names them, and manager.h which questions are of ids and numbers.
 
 #include "model_check/c_replay.h"
 
@@ -301,7 +301,8 @@ inline auto in_c(const std::vector<kvfolio_media_span>& media) {
 
 template <typename... Given>
 using InC = decltype(std::tuple_cat(in_c(std::declval<const Given&>())...));
-// Whether the parameters of C behind the manager begin with these, and then are pointers only.
+// Whether the parameters of C behind the manager begin with these, and then are places of results
+// only.
 template <typename Wanted, typename InC, std::size_t At = 0>
 constexpr bool fits() {
   constexpr std::size_t kWanted = std::tuple_size_v<Wanted>;
@@ -311,7 +312,9 @@ constexpr bool fits() {
     return std::is_convertible_v<std::tuple_element_t<At, InC>, std::tuple_element_t<At, Wanted>> &&
            fits<Wanted, InC, At + 1>();
   } else {
-    return std::is_pointer_v<std::tuple_element_t<At, Wanted>> && fits<Wanted, InC, At + 1>();
+    using Place = std::tuple_element_t<At, Wanted>;
+    return std::is_pointer_v<Place> && !std::is_const_v<std::remove_pointer_t<Place>> &&
+           fits<Wanted, InC, At + 1>();
   }
 }
 
@@ -541,7 +544,7 @@ class Replay {
     KVFOLIO_REQUIRE(has_words || c.code == KVFOLIO_OK || c.code == cpp.code,
                     "C refuses what C++ refuses");
     if (!has_words) return;
-    done_.names.insert(name);
+    ++done_.made[name];
     compare(name, arguments, c, cpp);
     write(name, arguments, c);
     if (op == Op::kRunCopies) compare_bytes();
@@ -550,10 +553,10 @@ class Replay {
         prompt_.keep(std::get<0>(given), std::get<1>(given));
       }
     }
-    for (int i = rng_.below(3); i > 0; --i) ask();
+    ask();
     if (record_ != nullptr) return;
     if (rng_.chance(2)) go_on_with_a_copy();
-    if (rng_.chance(2)) make_more();
+    make_more();
   }
   [[nodiscard]] const CReplay& done() const { return done_; }
   void end() {
@@ -628,18 +631,24 @@ class Replay {
                 (said.code == KVFOLIO_OK ? said.out.text() + " ; " : " ; " + said.sentence) + "\n";
   }
 
-  // A question with these arguments of C++; `prompt`: C has other words for them.
-  template <typename Handle, typename... Wanted, typename Ask, typename... Given>
-  void ask(std::string_view name, std::int32_t (*f)(Handle*, Wanted...), const Ask& in_cpp,
-           const Given&... given) {
-    Said c;
-    c_.call(c, f, given...);
-    answer(name, c, in_cpp(given...), given...);
+  // A question with arguments of these types, which are drawn.
+  template <typename... Given, typename Function, typename Ask>
+  void ask_of(std::string_view name, Function f, const Ask& in_cpp) {
+    GroupId of;
+    const std::tuple<Given...> arguments{drawn<Given>(of)...};  // in their order
+    std::apply(
+        [&](const Given&... given) {
+          Said c;
+          c_.call(c, f, given...);
+          answer(name, c, in_cpp(given...), given...);
+        },
+        arguments);
   }
   template <typename Answered, typename... Given>
   void answer(std::string_view name, const Said& c, const Answered& answered,
               const Given&... given) {
     ++done_.questions;
+    ++done_.asked[name];
     Said cpp;
     cpp.take(answered);
     Numbers arguments;
@@ -653,21 +662,25 @@ class Replay {
     }
   }
   void ask();
+  void ask_admission();
+  void ask_blocks_to_load();
+  void ask_slots();
   void ask_about_prompt(Tokens tokens, const OpenOptions& options);
   void ask_about_last_prompt();
   void ask_whole();
   void go_on_with_a_copy();
-  // Calls that the model check does not draw.
+  // Calls that the model check does not draw: all from this one on.
+  static constexpr Op kFirstNotDrawn = Op::kTouch;
   void make_more();
-  template <typename... Given>
-  void make_another(Op op, const Given&... given) {
-    with_call(op, [&](auto function) {
-      if constexpr (std::is_same_v<Parameters<decltype(+function)>, std::tuple<Given...>>) {
-        std::tuple<Given...> arguments(given...);
-        make(op, +function, arguments);
-      }
-    });
+  template <typename R, typename... Given>
+  void make_another(Op op, R (*function)(KVCacheManager&, Given...)) {
+    GroupId of;
+    std::tuple<Given...> arguments{drawn<Given>(of)...};  // in their order
+    make(op, function, arguments);
   }
+  // A value for an argument; `of`: the last group that was drawn.
+  template <typename T>
+  T drawn(GroupId& of);
   [[nodiscard]] SequenceId any_sequence() {
     std::vector<SequenceId> open(static_cast<std::size_t>(cpp_.num_sequences()));
     cpp_.sequences(open);
@@ -894,89 +907,108 @@ bool Replay::call_c(Said& said, Op op, const std::tuple<Given...>& given) {
         c_.call(said, kvfolio_begin_load, id, prompt, end);
         if (said.code == KVFOLIO_OK) load_ = LoadId(std::stoull(said.out.text()));
       });
-      // The parameters of C are the arguments in their order.
-// clang-format off
-#define X(code, name) case Op::code: return plain(kvfolio_##name);
-    X(kTruncate, truncate) X(kClear, clear) X(kTrim, trim) X(kClose, close) X(kCancel, cancel)
-    X(kPreempt, preempt) X(kSetPriority, set_priority) X(kTouch, touch) X(kBeginStep, begin_step)
-    X(kAppend, append) X(kAppendPrompt, append_prompt) X(kAppendUnnamed, append_unnamed)
-    X(kSetTokens, set_tokens) X(kUndo, undo) X(kRunCopies, run_copies) X(kCommit, commit)
-    X(kComplete, complete) X(kFinish, finish) X(kDrop, drop) X(kFail, fail) X(kAccept, accept)
-    X(kReserve, reserve) X(kReset, reset) X(kUnpin, unpin) X(kFinishLoad, finish_load)
-    X(kPreemptTo, preempt_to) X(kHoldBlocks, hold_blocks) X(kReleaseHold, release_hold)
-#undef X
-          // clang-format on
-          case Op::kEnd : break;
+    default:
+      break;
+  }
+  // The others: the parameters of C are the arguments in their order.
+  switch (op) {
+#define KVFOLIO_IN_C(number, code, name, ...) \
+  case Op::code:                              \
+    return plain(kvfolio_##name);
+    KVFOLIO_OPS(KVFOLIO_IN_C)
+#undef KVFOLIO_IN_C
+    case Op::kEnd:
+      break;
   }
   return false;
 }
 
 // ---- questions ----
 
-void Replay::ask() {
-  const SequenceId id = any_sequence();
+template <typename T>
+T Replay::drawn(GroupId& of) {
   const auto num_groups = static_cast<int>(header_.spec.groups.size());
-  const GroupId g(rng_.between(0, rng_.chance(5) ? num_groups : num_groups - 1));
-  const auto& group = header_.spec.groups[static_cast<std::size_t>(g.value() % num_groups)];
-  const BlockId b(rng_.between(0, group.num_blocks - (rng_.chance(5) ? 0 : 1)));
-  const KVCacheManager& m = cpp_;
-  switch (rng_.below(16)) {
-    // clang-format off
-#define ASK(name, ...) return ask(#name, kvfolio_##name, [&](const auto&... of) { return m.name(of...); }, __VA_ARGS__)
-    case 0: ASK(info, id);
-    case 1: ASK(block_table, id, g);
-    case 2: ASK(usage, g);
-    case 3: ASK(ref_count, g, b);
-    case 4: ASK(is_findable, g, b);
-    case 5: ASK(block_state, g, b);
-    case 6: ASK(findable_end, g, b);
-    case 7: ASK(entry_serial, g, b);
-    case 8: ASK(find, std::uint64_t(rng_.below(40)));
-    case 9: ASK(widest, g);
-#undef ASK
-    // clang-format on
-    case 10:
-    case 14:
-      return ask_about_last_prompt();
-    case 11:
-      return ask_whole();
-    case 12: {
-      const ReserveOptions chunks{.most_per_step = rng_.below(6)};
-      const std::int64_t n = rng_.below(20);
-      std::array<std::int32_t, kMaxGroups> blocks{};
-      Said c;
-      c_.note(c, kvfolio_admit_sequence(c_.get(), id.value(), n, chunks.most_per_step,
-                                        blocks.data(), num_groups, &c_.error()));
-      const Result<Admission> admitted = m.admit(id, n, chunks);
-      if (c.code == KVFOLIO_OK) c.out.add(std::span<const std::int32_t>(blocks));
-      if (!admitted) return answer("admit_sequence", c, admitted.error(), id, n, chunks);
-      return answer("admit_sequence", c, std::span<const std::int32_t>(admitted->blocks), id, n,
-                    chunks);
-    }
-    case 13: {
-      std::vector<std::int32_t> logical(6);
-      std::vector<std::int32_t> blocks(6);
-      std::vector<LoadBlock> ours(6);
-      Said c;
-      c_.call(c, kvfolio_blocks_to_load, load_, g, logical.data(), std::span(blocks));
-      const Result<std::int32_t> count = m.blocks_to_load(load_, g, ours);
-      for (std::size_t i = 0; count && i < 6 && i < static_cast<std::size_t>(*count); ++i) {
-        KVFOLIO_REQUIRE(logical[i] == ours[i].logical && blocks[i] == ours[i].block.value(),
-                        "C names the same blocks to load");
-      }
-      return answer("blocks_to_load", c, count, load_, g);
-    }
-    default: {
-      std::vector<std::int32_t> slots(static_cast<std::size_t>(rng_.below(5)));
-      std::vector<std::int32_t> ours(slots);
-      const std::int32_t begin = rng_.between(-1, 12);
-      Said c;
-      c_.call(c, kvfolio_slot_mapping, id, g, begin, std::span(slots));
-      const Status status = m.slot_mapping(id, g, begin, ours);
-      KVFOLIO_REQUIRE(slots == ours, "C gives the same slots");
-      return answer("slot_mapping", c, status, id, g, begin);
-    }
+  if constexpr (std::is_same_v<T, SequenceId>) {
+    return any_sequence();
+  } else if constexpr (std::is_same_v<T, GroupId>) {
+    return of = GroupId(rng_.between(0, rng_.chance(5) ? num_groups : num_groups - 1));
+  } else if constexpr (std::is_same_v<T, BlockId>) {  // of the group in front of it
+    const auto& group = header_.spec.groups[static_cast<std::size_t>(of.value() % num_groups)];
+    return BlockId(rng_.between(0, group.num_blocks - (rng_.chance(5) ? 0 : 1)));
+  } else if constexpr (std::is_same_v<T, Tokens>) {
+    return prompt_.tokens();
+  } else if constexpr (std::is_same_v<T, std::uint64_t>) {  // a name of a caller
+    return std::uint64_t(rng_.below(40));
+  } else if constexpr (std::is_integral_v<T>) {
+    return T(rng_.below(9));
+  } else {
+    return T{};
   }
+}
+
+// Each kind of question is asked after one call in 15, however many kinds there are.
+void Replay::ask() {
+  const auto is_asked = [this] { return rng_.below(15) == 0; };
+#define CALL(name, types, is_const)
+#define QUESTION(name, ...)                                                                     \
+  if (is_asked()) {                                                                             \
+    ask_of<__VA_ARGS__>(#name, kvfolio_##name,                                                  \
+                        [this](const auto&... of) { return std::as_const(cpp_).name(of...); }); \
+  }
+#include "manager_calls.inc"
+#undef CALL
+#undef QUESTION
+  if (is_asked()) ask_about_last_prompt();
+  if (is_asked()) ask_about_last_prompt();
+  if (is_asked()) ask_whole();
+  if (is_asked()) ask_admission();
+  if (is_asked()) ask_blocks_to_load();
+  if (is_asked()) ask_slots();
+}
+
+void Replay::ask_admission() {
+  const SequenceId id = any_sequence();
+  const ReserveOptions chunks{.most_per_step = rng_.below(6)};
+  const std::int64_t n = rng_.below(20);
+  const int num_groups = kvfolio_num_groups(c_.get());
+  std::array<std::int32_t, kMaxGroups> blocks{};
+  Said c;
+  c_.note(c, kvfolio_admit_sequence(c_.get(), id.value(), n, chunks.most_per_step, blocks.data(),
+                                    num_groups, &c_.error()));
+  const Result<Admission> admitted = std::as_const(cpp_).admit(id, n, chunks);
+  if (c.code == KVFOLIO_OK) c.out.add(std::span<const std::int32_t>(blocks));
+  if (!admitted) return answer("admit_sequence", c, admitted.error(), id, n, chunks);
+  answer("admit_sequence", c, std::span<const std::int32_t>(admitted->blocks), id, n, chunks);
+}
+
+void Replay::ask_blocks_to_load() {
+  GroupId g;
+  g = drawn<GroupId>(g);
+  std::vector<std::int32_t> logical(6);
+  std::vector<std::int32_t> blocks(6);
+  std::vector<LoadBlock> ours(6);
+  Said c;
+  c_.call(c, kvfolio_blocks_to_load, load_, g, logical.data(), std::span(blocks));
+  const Result<std::int32_t> count = cpp_.blocks_to_load(load_, g, ours);
+  for (std::size_t i = 0; count && i < 6 && i < static_cast<std::size_t>(*count); ++i) {
+    KVFOLIO_REQUIRE(logical[i] == ours[i].logical && blocks[i] == ours[i].block.value(),
+                    "C names the same blocks to load");
+  }
+  answer("blocks_to_load", c, count, load_, g);
+}
+
+void Replay::ask_slots() {
+  const SequenceId id = any_sequence();
+  GroupId g;
+  g = drawn<GroupId>(g);
+  std::vector<std::int32_t> slots(static_cast<std::size_t>(rng_.below(5)));
+  std::vector<std::int32_t> ours(slots);
+  const std::int32_t begin = rng_.between(-1, 12);
+  Said c;
+  c_.call(c, kvfolio_slot_mapping, id, g, begin, std::span(slots));
+  const Status status = cpp_.slot_mapping(id, g, begin, ours);
+  KVFOLIO_REQUIRE(slots == ours, "C gives the same slots");
+  answer("slot_mapping", c, status, id, g, begin);
 }
 
 // As it was, or without a part of it.
@@ -1048,6 +1080,7 @@ void Replay::ask_about_prompt(Tokens tokens, const OpenOptions& options) {
   compare("admit_prompt", arguments, c, cpp);
   write("admit_prompt", arguments, c);
   ++done_.questions;
+  ++done_.asked["admit_prompt"];
 }
 
 // What is said of the manager as a whole.
@@ -1076,15 +1109,11 @@ void Replay::ask_whole() {
 }
 
 void Replay::make_more() {
-  const SequenceId id = any_sequence();
-  switch (rng_.below(8)) {
-    case 0:
-      return make_another(Op::kCancel, id);
-    case 1:
-    case 2:
-      return make_another(Op::kAppendPrompt, id, prompt_.tokens(), std::int64_t(rng_.below(9)));
-    default:
-      return make_another(Op::kTouch, id);
+  for (auto op = kFirstNotDrawn; static_cast<std::size_t>(op) < kNumOps;
+       op = static_cast<Op>(static_cast<int>(op) + 1)) {
+    const int times = op == Op::kTouch ? 5 : op == Op::kAppendPrompt ? 2 : 1;
+    if (rng_.below(400) >= times) continue;
+    with_call(op, [&](auto function) { make_another(op, +function); });
   }
 }
 

@@ -7,7 +7,7 @@
 // the model check go through src/capi.
 
 #include <cstdint>
-#include <set>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -19,11 +19,13 @@ struct CReplay {
   std::uint64_t calls = 0;
   std::uint64_t questions = 0;
   std::uint64_t errors = 0;
-  std::uint64_t prompts = 0;         // that questions were about
-  std::uint64_t found = 0;           // of them, with a prefix in the cache
-  std::uint64_t soon = 0;            // of them, with a prefix that was announced
-  std::uint64_t copies = 0;          // of the manager, which went on with the copy
-  std::set<std::string_view> names;  // of the calls
+  std::uint64_t prompts = 0;  // that questions were about
+  std::uint64_t found = 0;    // of them, with a prefix in the cache
+  std::uint64_t soon = 0;     // of them, with a prefix that was announced
+  std::uint64_t copies = 0;   // of the manager, which went on with the copy
+  // How often each call of a log was made, and each question was asked, by its name in C.
+  std::map<std::string_view, std::uint64_t> made;
+  std::map<std::string_view, std::uint64_t> asked;
 };
 // Throws CheckFailed where C answers otherwise. `seed`: of the questions. `record`, if not null,
 // gets a line for each call that Rust repeats (bindings/rust/kvfolio/tests/model_check.rs):

@@ -12,6 +12,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <map>
+#include <string>
+#include <string_view>
 
 #include "manager/op_codes.h"
 #include "model_check/c_replay.h"
@@ -52,23 +55,38 @@ TEST_P(ThroughC, AnswersAreThoseOfCpp) {
     all.found += done.found;
     all.soon += done.soon;
     all.copies += done.copies;
+    for (const auto& [name, times] : done.made) all.made[name] += times;
+    for (const auto& [name, times] : done.asked) all.asked[name] += times;
   }
   std::cout << "[c] " << to_string(family) << ": " << all.calls << " calls, " << all.questions
             << " questions, " << all.errors << " errors, " << all.copies << " copies; "
             << all.prompts << " prompts, " << all.found << " found, " << all.soon << " announced\n";
+  for (const auto* const counts : {&all.made, &all.asked}) {  // --gtest_output=json shows them
+    for (const auto& [name, times] : *counts) {
+      RecordProperty(std::string(name), static_cast<int>(times));
+    }
+  }
   EXPECT_GT(all.calls, static_cast<std::uint64_t>(operations / 4));
   EXPECT_GT(all.questions, all.calls / 2);
   EXPECT_GT(all.errors, all.calls / 50);
+#define CALL(name, types, is_const)
+#define QUESTION(name, ...) EXPECT_GT(all.asked[#name], all.calls / 20) << #name;
+#include "manager_calls.inc"
+#undef CALL
+#undef QUESTION
+  for (const char* const of_its_own : {"probe", "soon", "admit_prompt"}) {
+    EXPECT_GT(all.asked[of_its_own], all.calls / 10) << of_its_own;
+  }
   if (family == Family::kNoCache) return;
   EXPECT_GE(all.found, all.prompts / 20);
   EXPECT_GE(all.soon, all.prompts / 100);
 }
 
 TEST(CReplay, EveryCallOfALogGoesThroughC) {
-  std::set<std::string_view> met;
+  std::map<std::string_view, std::uint64_t> met;
   for (int i = 0; i < 4 * kNumFamilies; ++i) {
     met.merge(
-        run(static_cast<Family>(i % kNumFamilies), 100 + static_cast<std::uint64_t>(i), 600).names);
+        run(static_cast<Family>(i % kNumFamilies), 100 + static_cast<std::uint64_t>(i), 600).made);
   }
   for (const OpName& op : kOps) {
     EXPECT_TRUE(op.name == "end" || met.contains(op.name)) << op.name;
