@@ -92,6 +92,7 @@ static void worked_step(void) {
 
 int main(void) {
   worked_step();
+  call_each_plainly();
   call_versions();
   call_specs_and_storage();
   call_sequences();

@@ -50,6 +50,25 @@ static int32_t keep_bytes(void* context, const void* bytes, int64_t num_bytes) {
   return 0;
 }
 
+// A call, in a world of its own: it does what it says or says why not, and leaves a manager.
+#define PLAIN(call)                                                                   \
+  do {                                                                                \
+    kvfolio_manager* const m = make_manager();                                        \
+    const kvfolio_sequence sequence = say(m);                                         \
+    (void)sequence;                                                                   \
+    g_error.code = KVFOLIO_OK;                                                        \
+    const int32_t code = (call);                                                      \
+    CHECK(code == g_error.code && code >= KVFOLIO_OK && code <= KVFOLIO_ERR_CORRUPT); \
+    CHECK(code == KVFOLIO_OK || strlen(g_error.message) > 12);                        \
+    MUST(kvfolio_check_invariants(m, &g_error));                                      \
+    kvfolio_manager_destroy(m);                                                       \
+  } while (0)
+#include "plain_calls.h"
+#undef PLAIN
+
+// What asks for an array, or answers what is known, is called below.
+void call_each_plainly(void) { call_plainly(); }
+
 // Two managers with the same calls write as many bytes, and more where each call is flushed, since
 // each piece has a checksum of its own; a sink that fails ends the log and nothing else; a log may
 // be destroyed first.

@@ -435,7 +435,7 @@ class CManager {
     if (code == KVFOLIO_OK) return;
     KVFOLIO_REQUIRE(code == error_.code, "the error says the code that the call returned");
     said.sentence = error_.message;
-    if (code == KVFOLIO_ERR_NO_BLOCKS && error_.shortage.needed != 0) {
+    if (code == KVFOLIO_ERR_NO_BLOCKS && error_.shortage.num_blocks != 0) {
       said.shortage(error_.shortage, error_.shortage.never != 0);
     }
   }
