@@ -502,7 +502,7 @@ void draw_pattern(std::uint64_t seed, std::vector<std::byte>& images) {
 class Replay {
  public:
   Replay(const OpLogHeader& header, std::uint64_t seed, std::string* record)
-      : header_(header), rng_(seed), record_(record), c_(header), cpp_(create(header)) {
+      : header_(header), rng_(~seed), record_(record), c_(header), cpp_(create(header)) {
     fill(c_.get(), cpp_);
     if (record_ == nullptr) return;
     Numbers all;
@@ -555,7 +555,7 @@ class Replay {
     }
     ask();
     if (record_ != nullptr) return;
-    if (rng_.chance(2)) go_on_with_a_copy();
+    if (rng_.below(40) == 0) go_on_with_a_copy();
     make_more();
   }
   [[nodiscard]] const CReplay& done() const { return done_; }
@@ -689,7 +689,7 @@ class Replay {
   }
 
   const OpLogHeader& header_;
-  Rng rng_;
+  Rng rng_;  // seeded far from that of the model check, whose draws it would repeat
   std::string* record_;
   CManager c_;
   KVCacheManager cpp_;
@@ -940,7 +940,7 @@ T Replay::drawn(GroupId& of) {
   } else if constexpr (std::is_same_v<T, std::uint64_t>) {  // a name of a caller
     return std::uint64_t(rng_.below(40));
   } else if constexpr (std::is_integral_v<T>) {
-    return T(rng_.below(9));
+    return T(rng_.between(-1, 8));
   } else {
     return T{};
   }
@@ -1111,7 +1111,7 @@ void Replay::ask_whole() {
 void Replay::make_more() {
   for (auto op = kFirstNotDrawn; static_cast<std::size_t>(op) < kNumOps;
        op = static_cast<Op>(static_cast<int>(op) + 1)) {
-    const int times = op == Op::kTouch ? 5 : op == Op::kAppendPrompt ? 2 : 1;
+    const int times = op == Op::kTouch ? 6 : op == Op::kAppendPrompt ? 3 : 1;
     if (rng_.below(400) >= times) continue;
     with_call(op, [&](auto function) { make_another(op, +function); });
   }
