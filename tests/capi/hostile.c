@@ -151,5 +151,5 @@ int main(void) {
   kvfolio_view_destroy(w.view);
   kvfolio_storage_destroy(w.no_v_storage);
   kvfolio_manager_destroy(w.manager);
-  return end_hostile_calls(200);
+  return end_hostile_calls(900);
 }
