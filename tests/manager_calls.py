@@ -3,8 +3,8 @@
 """manager_calls.py MANAGER_H OUT: the public calls of KVCacheManager, for tests that make each of them.
 
 A test defines the two macros and includes OUT:
-  CALL(name, (types...), question)   each call; question: 1 if it is const
-  QUESTION(name, types...)           each const call with an error whose arguments, one or more, are ids and numbers
+  CALL(name, void(types...), question)   each call; question: 1 if it is const
+  QUESTION(name, types...)               each const call with an error whose arguments, one or more, are ids and numbers
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def calls_of(text: str) -> list[str]:
         if call is None:
             sys.exit(f"manager_calls.py: not understood: {declaration}")
         name, types, is_const = call["name"], types_of(call["parameters"]), call["const"] is not None
-        lines.append(f"CALL({name}, ({', '.join(types)}), {int(is_const)})")
+        lines.append(f"CALL({name}, void({', '.join(types)}), {int(is_const)})")
         if is_const and call["returned"].startswith("Result<") and types and PLAIN.issuperset(types):
             lines.append(f"QUESTION({name}, {', '.join(types)})")
     if not lines:

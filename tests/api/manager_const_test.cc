@@ -292,7 +292,7 @@ void ask_of(const Busy& busy, GroupId of, const Ask& ask, Arguments<First, Other
         busy.manager.spec().groups[static_cast<std::size_t>(of.value())].num_blocks;
     for (std::int32_t b = 0; b < blocks; ++b) with(BlockId(b), of);
   } else {
-    for (const First number : {4, 7, 8}) with(number, of);
+    for (const First number : {First{4}, First{7}, First{8}}) with(number, of);
   }
 }
 

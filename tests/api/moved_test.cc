@@ -59,7 +59,7 @@ struct CallOf<void(T...)> {
   template <typename Make>
   static Call of(const char* name, const Make& make) {
     using Answer = std::invoke_result_t<Make, KVCacheManager&, std::remove_cvref_t<T>&...>;
-    constexpr bool kCanSay = requires(Answer answer) { status_of(answer); };
+    constexpr bool kCanSay = requires { status_of(std::declval<Answer>()); };
     const auto made = [make](KVCacheManager& manager) {
       std::tuple<Nothing<T>...> given;
       return std::apply(
@@ -80,8 +80,8 @@ struct CallOf<void(T...)> {
 std::vector<Call> all_calls() {
   std::vector<Call> calls;
 #define QUESTION(...)
-#define CALL(name, types, is_const)       \
-  calls.push_back(CallOf<void types>::of( \
+#define CALL(name, types, is_const)  \
+  calls.push_back(CallOf<types>::of( \
       #name, [](auto& m, auto&... of) -> decltype(auto) { return m.name(of...); }));
 #include "manager_calls.inc"
 #undef CALL

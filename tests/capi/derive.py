@@ -5,7 +5,7 @@
 OUT_DIR/calls.h, .c     a macro for each function that notes its call, and the list of all functions
 OUT_DIR/structs.h       the names of all structs that carry their size
 OUT_DIR/null_handles.h  a call of each function with null in place of its handle (refused.h)
-OUT_DIR/plain_calls.h   a call of each function of a manager that needs no array (families.c)
+OUT_DIR/plain_calls.h   a call of each function of a manager that takes no array and gives no handle (families.c)
 OUT_DIR/bad_calls.h     calls of each function of a manager with one argument that is wrong (hostile_manager.c)
 OUT_DIR/later/kvfolio/  the header as a later version may have it: two more fields in each struct
 """
@@ -123,7 +123,7 @@ class Function:
         self.says_code = bool(others) and others[-1][0] == "kvfolio_error*"
         self.parameters = others[:-1] if self.says_code else others
         self.is_of_manager = first[0].removeprefix("const ") == "kvfolio_manager*"
-        self.is_plain = not any(kind.removesuffix("*") in handles or kind.startswith("const ") and
+        self.is_plain = not any(kind.rstrip("*") in handles or kind.startswith("const ") and
                                 kind.count("*") == 1 and "options" not in kind for kind, _ in self.parameters)
 
 

@@ -3,7 +3,7 @@
 
 // Each family of the header: a part that calls its functions. What parts call is noted (calls.h).
 
-void call_each_plainly(void);  // each function of a manager that needs no array
+void call_each_plainly(void);  // each of a manager that takes no array and gives no handle
 void call_versions(void);
 void call_specs_and_storage(void);
 void call_sequences(void);
