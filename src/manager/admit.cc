@@ -253,13 +253,17 @@ std::int32_t KVCacheManager::Impl::least_blocks(std::int32_t g, std::int32_t siz
 Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan, const Revived& held,
                                                std::int32_t least) const noexcept {
   Shortage s = shortage(plan);
+  // What the hit takes of the room. A promise that counts on its blocks may cost more than there
+  // is; the rest is lacking.
   const std::int32_t from_free = std::min(s.free, held.cost);
-  s.needed -= held.cached + held.cost;
+  const std::int32_t evicted = std::min(s.evictable, held.cached + held.cost - from_free);
+  const std::int32_t taken = from_free + evicted;
+  s.needed -= taken;
   s.free -= from_free;
-  s.evictable -= held.cached + held.cost - from_free;
+  s.evictable -= evicted;
   s.retiring -= held.retiring;
-  s.pinned += held.cached + held.retiring + held.cost;
-  s.reserved += held.cost;
+  s.pinned += taken + held.retiring;
+  s.reserved += taken - held.cached;
   // What the sequence of a load holds already is among the least.
   s.kept = std::max(held.blocks, least - s.needed);
   s.spared = std::max(0, s.needed + s.kept - least);

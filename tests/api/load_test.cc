@@ -172,6 +172,25 @@ TEST(Load, HoldsWhatOnlySomeGroupsHave) {
   must(e.manager.check_invariants());
 }
 
+// A promise counts on the blocks that its sequence alone holds, and there is no room for others in
+// their place. What these would be is lacking; there are no fewer than no evictable blocks.
+TEST(Load, LacksWhatSharingCostsAPromise) {
+  Engine e({window_group(4, 3, 8)});
+  const SequenceId owner = e.open(tokens(1, 8)).sequence;
+  e.feed(owner, tokens(1, 8));
+  must(e.manager.reserve(owner, 40, {.most_per_step = 1}));
+  const SequenceId s = e.open(tokens(1, 9)).sequence;
+  ASSERT_EQ(e.info(s).length, 0);
+  ASSERT_EQ(e.usage().free, 0);
+  const auto load = e.manager.begin_load(s, tokens(1, 8), 8);
+  ASSERT_FALSE(load);
+  EXPECT_THAT(load.error().message(),
+              HasSubstr("need 2 blocks, 0 free, 0 evictable (3 pinned by 2 sequences"));
+  EXPECT_FALSE(load.error().shortage()->never());
+  must(e.manager.reserve(owner, 0, {}));
+  must(e.manager.begin_load(s, tokens(1, 8), 8));
+}
+
 // The tier has the window's first block alone, so the load ends inside a block of the full group.
 TEST(Load, HoldsACachedBlockThatItEndsInside) {
   Engine e({full_group(4, 8), window_group(2, 8, 4)});

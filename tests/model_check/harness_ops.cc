@@ -106,6 +106,12 @@ bool Harness::expect(const Status& status, const Codes& errors, const Codes& tol
       const std::int32_t numbers[] = {s->group,  s->needed,   s->free,      s->evictable,
                                       s->pinned, s->retiring, s->sequences, s->pins};
       digest(numbers);
+      KVFOLIO_REQUIRE(s->needed > s->free + s->evictable, "needed > free + evictable");
+      KVFOLIO_REQUIRE(std::min({s->free, s->evictable, s->retiring, s->pinned - s->reserved,
+                                s->reserved, s->kept, s->spared}) >= 0,
+                      "no number of a shortage is negative");
+      KVFOLIO_REQUIRE(s->free + s->evictable + s->retiring + s->pinned == s->num_blocks,
+                      "each block of the group is one of a shortage's four kinds");
     }
     ++coverage_.errors;
     KVFOLIO_REQUIRE(!message.empty() && message != "ok", "an error has a text");
