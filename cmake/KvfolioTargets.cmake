@@ -9,7 +9,9 @@
 #   kvfolio_compile_together(<target>)  as KVFOLIO_UNITY says: its sources are compiled several at a time, so
 #       that what they include is read once. Those with flags or definitions of their own (a processor's,
 #       -frtti) stay alone; CMake sees to that. Two sources of a target may not give the same name to
-#       different things, in anonymous namespaces either, nor leave a macro behind.
+#       different things, in anonymous namespaces either, nor leave a macro behind. Sources whose property
+#       KVFOLIO_UNIT has one value are compiled with each other and with no others: such as include
+#       manager.h, so that a change of it does not compile the others again (scripts/rebuilds).
 
 add_library(kvfolio_options INTERFACE)
 target_compile_options(kvfolio_options INTERFACE -Wall -Wextra -Wconversion)
@@ -48,14 +50,36 @@ add_library(kvfolio_internal INTERFACE)
 target_include_directories(kvfolio_internal INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(kvfolio_internal INTERFACE kvfolio_headers)
 
-# 20 at most, and as many each time, so that two cores have work to the end.
 function(kvfolio_compile_together target)
   if(NOT KVFOLIO_UNITY)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
-  list(LENGTH sources count)
-  math(EXPR batches "(${count} + 19) / 20")
-  math(EXPR size "(${count} + ${batches} - 1) / ${batches}")
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${size})
+  set(units)
+  foreach(source IN LISTS sources)
+    get_source_file_property(flags ${source} COMPILE_OPTIONS)
+    get_source_file_property(alone ${source} SKIP_UNITY_BUILD_INCLUSION)
+    if(flags OR alone OR source MATCHES "^[$]<")
+      continue()
+    endif()
+    get_source_file_property(unit ${source} KVFOLIO_UNIT)
+    if(NOT unit)
+      set(unit others)
+    endif()
+    list(APPEND units ${unit})
+    list(APPEND sources_of_${unit} ${source})
+  endforeach()
+  list(REMOVE_DUPLICATES units)
+  # 20 at most, and as many each time, so that two cores have work to the end.
+  foreach(unit IN LISTS units)
+    list(LENGTH sources_of_${unit} count)
+    math(EXPR batches "(${count} + 19) / 20")
+    set(index 0)
+    foreach(source IN LISTS sources_of_${unit})
+      math(EXPR batch "${index} * ${batches} / ${count}")
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${unit}_${batch})
+      math(EXPR index "${index} + 1")
+    endforeach()
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()

@@ -13,6 +13,7 @@
 #include "bench_tiers.h"
 #include "choice_option.h"
 #include "console.h"
+#include "kvfolio/kernels.h"
 #include "kvfolio/view.h"
 #include "printable_text.h"
 

@@ -13,7 +13,7 @@
 
 #include "json.h"
 #include "kvfolio/dtype.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/kernel_target.h"
 
 namespace kvfolio::tools {
 

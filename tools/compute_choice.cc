@@ -9,6 +9,8 @@
 #include "choice_option.h"
 #include "host_compute.h"
 #include "json.h"
+#include "kvfolio/kernels.h"
+#include "kvfolio/view.h"
 #if KVFOLIO_WITH_CUDA
 #include "device_compute.h"
 #endif

@@ -15,7 +15,7 @@
 #include "config.h"
 #include "kvfolio/dtype.h"
 #include "kvfolio/executor.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/kernel_target.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
 #include "model.h"

@@ -15,7 +15,7 @@
 #include "console.h"
 #include "generate.h"
 #include "inspect.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/kernel_target.h"
 #include "kvfolio_build_info.h"
 #include "nearest_word.h"
 #include "printable_text.h"

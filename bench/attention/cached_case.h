@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "context.h"
+#include "kvfolio/kernels.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::bench {
 

@@ -16,7 +16,7 @@
 #include "core_class.h"
 #include "harness.h"
 #include "kvfolio/executor.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/kernel_target.h"
 #include "panel.h"
 #include "read_tile.h"
 

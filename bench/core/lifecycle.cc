@@ -10,6 +10,7 @@
 #include "family.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::bench {
 namespace {

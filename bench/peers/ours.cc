@@ -20,6 +20,7 @@
 #include "kvfolio/export.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "read_tile.h"
 
 namespace kvfolio::bench {

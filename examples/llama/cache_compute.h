@@ -7,31 +7,15 @@
 //
 // Thread safety: none; one call at a time.
 
-#include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "kvfolio/kernels.h"
 #include "kvfolio/memory.h"
 #include "kvfolio/status.h"
-#include "kvfolio/view.h"
 
 namespace kvfolio::llama {
 
-// One layer of a step. The cache lies in the memory of the compute; all other rows and arrays in
-// the host's.
-struct LayerCall {
-  KVView cache;
-  std::int32_t layer = 0;                    // of the cache
-  ConstRowsView k;                           // [num_tokens, num_kv_heads, head_dim] f32
-  ConstRowsView v;                           // the same
-  std::span<const std::int32_t> slots = {};  // [num_tokens]: where k and v go
-  AttentionBatch batch;
-  AttentionParams params;
-  ConstRowsView q;  // [num_tokens, num_q_heads, head_dim] f32
-  RowsView out;     // the same
-};
+struct LayerCall;  // layer_call.h
 
 class CacheCompute {
  public:

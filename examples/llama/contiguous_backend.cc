@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "layer_call.h"
+
 namespace kvfolio::llama {
 namespace {
 

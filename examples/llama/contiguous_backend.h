@@ -15,6 +15,7 @@
 
 #include "backend.h"
 #include "cache_compute.h"
+#include "kvfolio/view.h"
 #include "pool_size.h"
 #include "resource_bytes.h"
 

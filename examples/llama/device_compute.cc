@@ -8,6 +8,9 @@
 #include <string_view>
 #include <utility>
 
+#include "kvfolio/kernels.h"
+#include "layer_call.h"
+
 namespace kvfolio::llama {
 namespace {
 

@@ -5,6 +5,9 @@
 #include <bit>
 #include <utility>
 
+#include "kvfolio/kernels.h"
+#include "layer_call.h"
+
 namespace kvfolio::llama {
 
 Status HostCompute::layer(const LayerCall& call) {

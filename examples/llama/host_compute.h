@@ -12,6 +12,7 @@
 
 #include "cache_compute.h"
 #include "kvfolio/executor.h"
+#include "kvfolio/kernel_target.h"
 
 namespace kvfolio::llama {
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kvfolio/view.h"
 #include "ops.h"
 #include "weights.h"
 

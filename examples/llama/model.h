@@ -27,8 +27,12 @@
 #include "config.h"
 #include "kvfolio/executor.h"
 #include "kvfolio/status.h"
-#include "kvfolio/view.h"
 #include "matmul.h"
+
+namespace kvfolio {
+struct ConstRowsView;  // view.h
+struct RowsView;
+}  // namespace kvfolio
 
 namespace kvfolio::llama {
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kvfolio/view.h"
 #include "test_checkpoint.h"
 
 namespace kvfolio::llama {

@@ -12,6 +12,7 @@
 #include "kvfolio/group_rule.h"
 #include "kvfolio/plan_attention.h"
 #include "kvfolio/storage.h"
+#include "layer_call.h"
 
 namespace kvfolio::llama {
 namespace {

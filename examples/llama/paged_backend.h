@@ -17,6 +17,7 @@
 #include "kvfolio/offload.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/tier_metrics.h"
+#include "kvfolio/view.h"
 #include "pool_size.h"
 
 namespace kvfolio::llama {

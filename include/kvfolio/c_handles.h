@@ -9,7 +9,6 @@
 
 #include "kvfolio/export.h"
 #include "kvfolio/root_key.h"
-#include "kvfolio/view.h"
 
 struct kvfolio_manager;
 struct kvfolio_root;
@@ -18,6 +17,7 @@ struct kvfolio_view;
 namespace kvfolio {
 
 class KVCacheManager;  // manager.h
+struct KVView;         // view.h
 
 [[nodiscard]] KVFOLIO_API KVCacheManager& manager_of(kvfolio_manager& handle) noexcept;
 // Expires when the handle is destroyed: for what refers to a manager and may outlive it.

@@ -26,7 +26,6 @@
 //   multiples of 8 up to 1,024 (attend(): 576). kUnsupported names what is not.
 // Thread safety: Kernels may be used by several threads at once. A stream belongs to one at a time.
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,6 +33,7 @@
 #include <string>
 #include <string_view>
 
+#include "kvfolio/cuda_capacity.h"
 #include "kvfolio/cuda_device.h"
 #include "kvfolio/export.h"
 #include "kvfolio/kernels.h"
@@ -120,36 +120,6 @@ struct DeviceAttention {
   ConstRowsView q = {};  // [query_start[n], q_heads, head_dim_k], aligned to 16 bytes
   RowsView out = {};     // [query_start[n], q_heads, head_dim_v], aligned to 16 bytes
   float* lse = nullptr;  // [query_start[n], q_heads], natural logarithm; null: not wanted
-};
-
-// What the launches of a plan depend on beside the call: how many there are, their grids and where
-// they find what in the image and the workspace. A graph that captured attend() serves every plan
-// of an equal shape whose call has the same addresses, parameters and numbers of sequences and
-// rows: upload its image to the same place, then replay.
-struct AttendShape {
-  std::int32_t num_sequences = 0;
-  std::int32_t num_rows = 0;  // of q
-  std::int32_t items = 0;
-  std::int32_t groups = 0;
-  std::int32_t prefill_items = 0;
-  std::int32_t segments = 0;
-  std::int32_t segments_per_block = 0;
-  std::int32_t states = 0;
-  bool many_nodes = false;
-  bool merges = false;
-  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the comparison for a null
-  friend auto operator<=>(const AttendShape&, const AttendShape&) = default;
-};
-
-// The largest batch that a captured graph is to serve. A plan that is padded to it has grids, an
-// image and a workspace of one size, whatever the lengths: items behind the work are empty.
-struct AttendCapacity {
-  std::int32_t max_sequences = 0;        // 1 to 2^20
-  std::int32_t max_sequence_tokens = 0;  // of K and V of one sequence: 1 to kMaxSequenceTokens
-  std::int64_t max_tokens = 0;           // of all together; 0: max_sequences x max_sequence_tokens
-  std::int32_t max_queries = 1;          // rows of q of one sequence: 1, a decode, to 2^16
-  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the comparison for a null
-  friend auto operator<=>(const AttendCapacity&, const AttendCapacity&) = default;
 };
 
 // How the work of a batch is cut. Good for every layer of the same shapes and strides.

@@ -32,12 +32,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
+#include "kvfolio/attention_params.h"
 #include "kvfolio/executor.h"
 #include "kvfolio/export.h"
-#include "kvfolio/group_rule.h"
-#include "kvfolio/spec.h"
+#include "kvfolio/kernel_target.h"
 #include "kvfolio/status.h"
 #include "kvfolio/view.h"
 
@@ -115,35 +114,6 @@ KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 
 // ---- attention ---------------------------------------------------------------------------------
 
-// Which implementation computes. Results of one target never depend on batch, chunk, block size,
-// format, block ids, slices or threads, except for the sign and payload of a NaN. Results of two
-// targets differ by rounding. Most targets compute in f32. With a bf16 cache, kAvx512Bf16 rounds
-// weights, and queries of other types, to bf16. With an int8 cache, all but kReference round both
-// to 8 bits. docs/kernels.md says what that costs.
-enum class KernelTarget : std::int32_t {
-  // The target that the environment variable KVFOLIO_KERNEL names (it is read at each call). If it
-  // names none: the fastest target that this CPU runs and that computes the call. That is the
-  // reference for f64 and for head dims that are above 256 or no multiple of 8, and kPortable or
-  // kNeon with a soft cap or ALiBi, which the others do not compute yet. Shapes that attend()
-  // refuses are not refused here.
-  // Over bf16 the fastest target costs accuracy on a CPU with BF16 instructions, which is
-  // kAvx512Bf16: the relative L2 error of a call may be 5e-3 instead of 2e-6 (normally distributed
-  // q and k). Name kAvx512 for products in f32, of which a core computes half as many.
-  kAuto = -1,
-  kReference = 0,   // plain loops in f64: defines what the others compute
-  kPortable = 1,    // 128-bit vectors of the compiler, on any machine except Arm
-  kAvx2 = 2,        // AVX2, FMA and F16C
-  kAvx512 = 3,      // x86-64-v4: F, BW, DQ, VL
-  kAvx512Bf16 = 4,  // kAvx512 and the dot products of BF16 and VNNI
-  kNeon = 5,        // Armv8
-};
-
-// "auto", "reference", "portable", "avx2", "avx512", "avx512-bf16", "neon".
-[[nodiscard]] KVFOLIO_API const char* to_string(KernelTarget target) noexcept;
-// kInvalidArgument: no target has this name; lists the names.
-KVFOLIO_API Result<KernelTarget> parse_kernel_target(std::string_view name);
-// The targets that this build has and this CPU runs, slowest first.
-[[nodiscard]] KVFOLIO_API std::span<const KernelTarget> kernel_targets() noexcept;
 // The target that computes on this cache if a call asks for `wanted`: `wanted` itself, or the
 // choice of kAuto. kUnsupported: this machine does not run the target, or the target does not take
 // the element type or head dims, or the cache is not in host memory. kInvalidArgument:
@@ -152,72 +122,11 @@ KVFOLIO_API Result<KernelTarget> parse_kernel_target(std::string_view name);
 KVFOLIO_API Result<KernelTarget> choose_kernel_target(const KVView& cache,
                                                       KernelTarget wanted = KernelTarget::kAuto);
 
-// A ragged batch of n sequences: decode (one query), chunked prefill (some) and whole prompts in
-// any mixture. The arrays are those of a StepPlan; attention_batch() in plan_attention.h takes them
-// from one.
-struct AttentionBatch {
-  // [n + 1]: rows [query_start[i], query_start[i+1]) of q belong to sequence i. Starts at 0.
-  std::span<const std::int32_t> query_start = {};
-  // [n]: tokens of sequence i in the cache, including those of its queries. The queries are its
-  // last query_start[i+1] - query_start[i] positions. If not causal and of a full rule there may be
-  // more queries than tokens: the positions of the first ones are below 0, which only ALiBi asks.
-  std::span<const std::int32_t> kv_lens = {};
-  // [n, block_table_stride]: the physical block of each logical block; -1 or 0 if it is not needed.
-  std::span<const std::int32_t> block_table = {};
-  std::int32_t block_table_stride = 0;
-  // [n] or both empty: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i];
-  // trim_sinks[i] >= 0, trim_first_kept[i] 0 to kv_lens[i].
-  std::span<const std::int32_t> trim_sinks = {};
-  std::span<const std::int32_t> trim_first_kept = {};
-};
-
-// The score of the query at position p and the key at position j, in this order:
-//   score = scale * (q . k)
-//   score = soft_cap * tanh(score / soft_cap)     with a soft cap
-//   score = score + slope * (j - p)               with ALiBi, the slope of the query head
-//   score = -inf                                  where p does not read j
-// A row is softmax(scores) v. With learned sinks the softmax has one more score, the logit of the
-// query head, which has no value: it takes part in the sum that the row is divided by, and in lse.
-struct AttentionParams {
-  // scale is finite and > 0, usually 1/sqrt(head_dim_k). All targets except kReference keep these
-  // in f32: scale, q, scale * q, scores, and sums of V over up to 1024 tokens with weights of up to
-  // 2^8. If one of them overflows, the row may be infinite or NaN. If scale or scale * q
-  // underflows, scores are 0. A score of 2^k is known to 2^(k-24): ALiBi makes large ones.
-  double scale = 0.0;
-  bool causal = true;  // position p reads positions <= p; false: all of its sequence
-  // p reads positions from rule.first_read(p) on and, whatever the rule says, those below
-  // rule.num_sinks(): GroupRule::of_window() and of_chunk(). The window or chunk is >= 1.
-  GroupRule rule = {};
-  double soft_cap = 0.0;                     // 0: none; or 1e-30 to 1e30
-  std::span<const float> alibi_slopes = {};  // [q_heads] of q, finite; empty: none
-  // [q_heads] of q, finite, or -inf for a head without one; empty: none. If a row is computed in
-  // parts that merge_states() joins, only one part may have them.
-  std::span<const float> sink_logits = {};
-};
-
-// The parameters of a causal group: scale, and the rule of the group. Params that are filled in by
-// hand and lack the rule read more tokens than the group keeps: wrong numbers, or an error if a
-// block was dropped and PlanOptions::pad is -1.
-[[nodiscard]] inline AttentionParams attention_params(const GroupSpec& group,
-                                                      double scale) noexcept {
-  return {.scale = scale, .rule = GroupRule(group)};
-}
-
 // choose_kernel_target() for a call with these parameters. kUnsupported, too: the target does not
 // compute a soft cap or ALiBi; the message names those of this machine that do.
 KVFOLIO_API Result<KernelTarget> choose_kernel_target(const KVView& cache,
                                                       const AttentionParams& params,
                                                       KernelTarget wanted = KernelTarget::kAuto);
-
-// A share of the work, so that a caller's threads can split a call. No split changes a bit. Only
-// the rows and heads of the slice are written, and only the table entries that they read are
-// checked. A slice of no rows or no heads does nothing.
-struct AttentionSlice {
-  std::int32_t first_row = 0;  // of q
-  std::int32_t num_rows = -1;  // -1: to the last row
-  std::int32_t first_kv_head = 0;
-  std::int32_t num_kv_heads = -1;  // -1: to the last head
-};
 
 struct AttentionArgs {
   KVView cache = {};  // head_dim_v > 0

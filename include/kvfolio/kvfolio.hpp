@@ -5,6 +5,7 @@
 // what they declare, and each of them says its own thread safety. A program that compiles many
 // sources includes the few headers that each of them needs.
 
+#include "kvfolio/attention_params.h"
 #include "kvfolio/bit_tree.h"
 #include "kvfolio/block_pool.h"
 #include "kvfolio/block_state.h"
@@ -18,6 +19,7 @@
 #include "kvfolio/gather_sequence.h"
 #include "kvfolio/group_rule.h"
 #include "kvfolio/ids.h"
+#include "kvfolio/kernel_target.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/lru_order.h"
 #include "kvfolio/manager.h"
@@ -34,6 +36,7 @@
 #include "kvfolio/status.h"
 #include "kvfolio/step_plan.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/strides.h"
 #include "kvfolio/token_store.h"
 #include "kvfolio/version.h"
 #include "kvfolio/view.h"

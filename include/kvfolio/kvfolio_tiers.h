@@ -748,5 +748,6 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //    kvfolio_offload_get_tier_counters(), kvfolio_tier_get_health(), kvfolio_offload_arena().
 //    c_handles.h gives a program in C++ the manager to add.
 //  - OffloadLeft::any(): the four numbers of kvfolio_offload_left say it.
-//  - op_replay.h: `kvfolio inspect` reads a log and makes its calls again; kvfolio.h writes one.
+//  - op_log_file.h, op_replay.h: `kvfolio inspect` reads a log and makes its calls again;
+//    kvfolio.h writes one.
 //  - tiers.hpp: it includes all headers of C++.

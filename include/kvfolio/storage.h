@@ -32,11 +32,14 @@
 #include "kvfolio/export.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/memory.h"
+#include "kvfolio/memory_kind.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
-#include "kvfolio/view.h"
+#include "kvfolio/strides.h"
 
 namespace kvfolio {
+
+struct KVView;  // view.h
 
 // Where the arrays of one layer begin; null as in BorrowedGroup.
 struct BorrowedLayer {

@@ -12,6 +12,7 @@
 #include "kvfolio/host_arena.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/offload.h"
+#include "kvfolio/op_log_file.h"
 #include "kvfolio/op_replay.h"
 #include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"

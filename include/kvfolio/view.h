@@ -14,16 +14,9 @@
 #include "kvfolio/dtype.h"
 #include "kvfolio/memory_kind.h"
 #include "kvfolio/spec.h"
+#include "kvfolio/strides.h"
 
 namespace kvfolio {
-
-// Bytes between neighbours along each axis.
-struct KVStrides {
-  std::int64_t layer = 0;
-  std::int64_t block = 0;
-  std::int64_t head = 0;
-  std::int64_t token = 0;  // in format granule: from one tile of 16 tokens to the next
-};
 
 // The keys and values of one group.
 struct KVView {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bindings.h"
-#include "kvfolio/view.h"
+#include "kvfolio/dtype.h"
 #include "plan_array.h"
 
 namespace kvfolio::python {
@@ -57,31 +57,6 @@ std::string describe(const nb::ndarray<nb::ro>& array);
 // The element type of an array: float64, float32, float16, bfloat16, uint16 (the bits of bf16),
 // uint8 (opaque, which may be the bits of e4m3), of caches int8. TypeError otherwise.
 DType dtype_of(const Array& array, const char* name, bool allow_scaled = false);
-
-// Rows [tokens, heads, head_dim]. Without `object` (None) there is no data.
-struct Rows {
-  std::optional<Array> array;
-  RowsView view{};
-};
-Rows rows_of(nb::handle object, const char* name, Access access);
-Rows rows_of(Array array, const char* name);
-// States [batch, heads, tokens, head_dim], as attention has them.
-struct States {
-  std::optional<Array> array;
-  RowsView first{};  // of row 0 of the batch
-  std::int64_t batch = 0;
-  std::int64_t batch_stride = 0;  // in bytes
-
-  // One row of the batch.
-  [[nodiscard]] RowsView row(std::int64_t index) const {
-    RowsView rows = first;
-    rows.data += index * batch_stride;
-    return rows;
-  }
-};
-States states_of(nb::handle object, const char* name, Access access);
-// [tokens, heads] or [tokens, heads, 1], f32 or f64.
-Rows lse_of(nb::handle object, const char* name, Access access);
 
 // A NumPy array over memory that `owner` keeps alive.
 template <typename T>

@@ -3,10 +3,12 @@
 // Attention, merges, and the threads that are lent to them.
 
 #include "arrays.h"
+#include "cache_view.h"
 #include "kvfolio/executor.h"
 #include "kvfolio/kernels.h"
 #include "masks.h"
 #include "plan.h"
+#include "rows.h"
 #include "storage.h"
 
 namespace kvfolio::python {

@@ -5,6 +5,7 @@
 #include "kvfolio/block_store.h"
 
 #include "arrays.h"
+#include "cache_view.h"
 #include "storage.h"
 
 namespace kvfolio::python {

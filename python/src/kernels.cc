@@ -7,6 +7,8 @@
 #include <algorithm>
 
 #include "arrays.h"
+#include "cache_view.h"
+#include "rows.h"
 #include "storage.h"
 
 namespace kvfolio::python {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "bindings.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/attention_params.h"
 
 namespace kvfolio::python {
 

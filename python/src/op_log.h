@@ -15,7 +15,7 @@
 
 namespace kvfolio::python {
 
-// A file that grows from its beginning, mode 0600, as FileLog of op_replay.h, which is in another
+// A file that grows from its beginning, mode 0600, as FileLog of op_log_file.h, which is in another
 // library.
 class OpLogFile final : public ByteSink {
  public:

@@ -13,7 +13,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/attention_params.h"
 #include "kvfolio/step_plan.h"
 #include "plan_array.h"
 

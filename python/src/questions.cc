@@ -5,6 +5,7 @@
 #include "arrays.h"
 #include "kvfolio/gather_sequence.h"
 #include "manager_state.h"
+#include "rows.h"
 #include "storage.h"
 
 namespace kvfolio::python {

@@ -3,6 +3,7 @@
 #include "storage.h"
 
 #include "arrays.h"
+#include "cache_view.h"
 #include "manager_state.h"
 
 namespace kvfolio::python {

@@ -10,16 +10,10 @@
 
 #include "bindings.h"
 #include "kvfolio/storage.h"
-#include "kvfolio/view.h"
 
 namespace kvfolio::python {
 
 class IdTag;
-
-struct View {
-  KVView view;
-  nb::object keeper;
-};
 
 // A KVStorage, or that of a manager which has taken it.
 class Storage {

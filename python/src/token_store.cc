@@ -5,6 +5,7 @@
 #include "kvfolio/token_store.h"
 
 #include "arrays.h"
+#include "cache_view.h"
 #include "storage.h"
 
 namespace kvfolio::python {

@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "cuda/move.h"
+#include "cuda/move_args.h"
+#include "cuda/queue.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio::cuda {

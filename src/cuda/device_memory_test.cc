@@ -16,6 +16,7 @@
 
 #include "cuda/fake_driver.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::cuda {
 namespace {

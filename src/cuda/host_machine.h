@@ -8,33 +8,10 @@
 #include <deque>
 
 #include "cuda/guarded_memory.h"
-#include "cuda/move_kernels.cuh"
+#include "cuda/host_queue.h"
 #include "cuda/move_twins.h"
-#include "cuda/on_host.h"
 
 namespace kvfolio::cuda {
-
-class HostQueue final : public Queue {
- public:
-  Status launch(const MoveKernel& kernel, const Grid& grid, const void* args,
-                std::size_t args_bytes) override {
-    ++launches;
-    bool fits = false;
-    const bool found = with_kernel(kernel, args, [&](auto type, const auto& typed) {
-      fits = sizeof typed == args_bytes;
-      on_host::launch({grid.x, grid.y, grid.z}, kThreads, type.kMeets, seed++,
-                      [&] { type.run(typed); });
-      return true;
-    });
-    if (found && fits) return {};
-    return {ErrorCode::kUnsupported, "no such kernel, or other arguments"};
-  }
-  [[nodiscard]] std::int64_t most_items() const override { return items; }
-
-  unsigned seed = 1;
-  std::int64_t items = std::int64_t{1} << 30;
-  int launches = 0;
-};
 
 class HostMachine final : public cases::Machine {
  public:

@@ -21,6 +21,7 @@
 #include <span>
 
 #include "cuda/move_args.h"
+#include "cuda/queue.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
@@ -28,58 +29,10 @@
 
 namespace kvfolio::cuda {
 
-enum class MoveFamily : std::uint8_t {
-  kAppendPlain,
-  kAppendQuantized,
-  kGather,
-  kConvert,
-  kCopyBlocks,
-  kFillBlocks,
-  kPackBlocks,
-  kUnpackBlocks,
-  kScatter,
-  kRunsIn,       // from a staging buffer to memory
-  kRunsOut,      // and back
-  kPlanEntries,  // changed entries of resident tables
-  kPlanRows,     // what is made of these tables for a step
-};
-
-// Names one kernel: a template and its arguments.
-struct MoveKernel {
-  MoveFamily family = MoveFamily::kScatter;
-  Element from = Element::kF32;
-  Element to = Element::kF32;
-  bool wide = false;  // whole vectors of 16 bytes, or of 8 for units of 8; else element by element
-  bool long_rows = false;  // kAppendQuantized: more units for each lane
-
-  friend bool operator==(const MoveKernel&, const MoveKernel&) = default;
-};
-
-struct Grid {
-  std::uint32_t x = 1;
-  std::uint32_t y = 1;
-  std::uint32_t z = 1;
-};
-
-// Where kernels go: a stream of a device, or a test.
-class Queue {
- public:
-  virtual ~Queue() = default;
-  // Starts a kernel of blocks of kThreads threads behind all that was started before. `args` is
-  // read before the call returns.
-  virtual Status launch(const MoveKernel& kernel, const Grid& grid, const void* args,
-                        std::size_t args_bytes) = 0;
-  // The most work of one launch, in units of 8 elements. Kernels count in 31 bits; a test counts in
-  // less.
-  [[nodiscard]] virtual std::int64_t most_items() const { return std::int64_t{1} << 30; }
-};
-
 struct DeviceCache {
   KVView view = {};  // memory_kind is kDevice
 };
 
-// In device memory, kNoFault before the call. Null: nothing is reported.
-using Fault = unsigned long long*;
 // What a fault of append() says, and of gather(). Ok for kNoFault.
 Status slot_fault(const KVView& cache, unsigned long long fault);
 Status table_fault(const KVView& cache, unsigned long long fault);

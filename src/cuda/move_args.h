@@ -47,6 +47,8 @@ struct RowsArgs {
 
 // The first entry of device memory that named no place, as index * 2^32 + its bits; kNoFault: none.
 inline constexpr unsigned long long kNoFault = ~0ull;
+// In device memory, kNoFault before the call. Null: nothing is reported.
+using Fault = unsigned long long*;
 
 struct AppendArgs {
   PlaneArgs k, v;

@@ -5,8 +5,8 @@
 // its type: for what starts kernels.
 
 #include "cuda/move.cuh"
-#include "cuda/move.h"
 #include "cuda/move_blocks.cuh"
+#include "cuda/queue.h"
 
 namespace kvfolio::cuda {
 

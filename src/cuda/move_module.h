@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "cuda/driver.h"
-#include "cuda/move.h"
+#include "cuda/move_args.h"
+#include "cuda/queue.h"
 
 namespace kvfolio::cuda {
 

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "cuda/fake_driver.h"
+#include "cuda/move.h"
 
 namespace kvfolio::cuda {
 namespace {

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "cuda/elements.cuh"
 #include "cuda/host_machine.h"
 #include "cuda/move_block_cases.h"
 #include "cuda/move_cases.h"

@@ -7,8 +7,8 @@
 
 #include "base/invalid.h"
 #include "base/text.h"
+#include "kvfolio/attention_params.h"
 #include "kvfolio/export.h"
-#include "kvfolio/kernels.h"
 
 namespace kvfolio::kernels {
 namespace {

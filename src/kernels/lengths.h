@@ -11,7 +11,7 @@
 
 namespace kvfolio::kernels {
 
-// What AttentionBatch (kernels.h) says beside its block table.
+// What AttentionBatch (attention_params.h) says beside its block table.
 struct BatchLengths {
   std::span<const std::int32_t> query_start = {};  // [sequences + 1]
   std::span<const std::int32_t> kv_lens = {};      // [sequences]

@@ -11,8 +11,9 @@
 #include <array>
 #include <cstdint>
 
+#include "kvfolio/attention_params.h"
 #include "kvfolio/group_rule.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/spec.h"
 
 namespace kvfolio::kernels {
 

@@ -3,6 +3,7 @@
 
 // The functions of the table in op_codes.h.
 
+#include "kvfolio/manager.h"
 #include "manager/op_archive.h"
 #include "manager/op_codes.h"
 

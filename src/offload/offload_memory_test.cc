@@ -20,7 +20,7 @@ using test::offload_of;
 using test::opened;
 using test::prompt_of;
 
-constexpr std::int32_t kPrompt = 64;
+constexpr std::int32_t kLongPrompt = 64;
 
 std::vector<CacheSpec> specs() { return {test::full(40), test::mixed(40, 40)}; }
 
@@ -34,7 +34,8 @@ struct FailingCache {
       : cache(spec, {.max_sequences = 16}, &memory), offload(offload_of(cache)) {}
   // What open() and poll() bring of the prompt, each byte checked; it is closed again.
   SequenceReady bring() {
-    const SequenceReady ready = opened(*offload, cache, prompt_of(1, kPrompt), {}, now_us += 1000);
+    const SequenceReady ready =
+        opened(*offload, cache, prompt_of(1, kLongPrompt), {}, now_us += 1000);
     EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
     return ready;
   }
@@ -60,7 +61,7 @@ TEST(OffloadMemory, ABlockWhoseBytesDidNotArriveLeavesNoRecord) {
     bool fails = true;
     for (std::int64_t at = 1; fails; ++at) {
       FailingCache c(spec);
-      c.cache.compute(prompt_of(1, kPrompt));
+      c.cache.compute(prompt_of(1, kLongPrompt));
       c.memory.fail_run(at);
       c.store();
       fails = c.memory.num_runs >= at;
@@ -73,7 +74,7 @@ TEST(OffloadMemory, ABlockWhoseBytesDidNotArriveLeavesNoRecord) {
       const SequenceReady ready = c.bring();
       // Not every block of a window group is read by this prompt.
       const bool is_missed = fails && spec.groups.size() == 1;
-      EXPECT_TRUE(ready.cached_tokens == kPrompt - 1 ? !is_missed : fails) << at;
+      EXPECT_TRUE(ready.cached_tokens == kLongPrompt - 1 ? !is_missed : fails) << at;
       EXPECT_EQ(counters.arena_corrupt, 0u);
       c.expect_whole();
     }
@@ -85,7 +86,7 @@ TEST(OffloadMemory, ALoadWhoseBytesDidNotArriveBringsNothingAndTheRecordsStay) {
     bool fails = true;
     for (std::int64_t at = 1; fails; ++at) {
       FailingCache c(spec);
-      c.cache.compute(prompt_of(1, kPrompt));
+      c.cache.compute(prompt_of(1, kLongPrompt));
       c.store();
       const std::int64_t records = c.offload->arena().records;
       evict_all(c.cache);
@@ -94,13 +95,13 @@ TEST(OffloadMemory, ALoadWhoseBytesDidNotArriveBringsNothingAndTheRecordsStay) {
       fails = c.memory.num_runs >= at;
       c.memory.fail_run(0);
       EXPECT_EQ(ready.why, fails ? LoadEnd::kPart : LoadEnd::kLoaded) << at;
-      EXPECT_EQ(ready.cached_tokens, fails ? 0 : kPrompt - 1);
-      EXPECT_EQ(c.cache.hit(prompt_of(1, kPrompt)), ready.cached_tokens);
+      EXPECT_EQ(ready.cached_tokens, fails ? 0 : kLongPrompt - 1);
+      EXPECT_EQ(c.cache.hit(prompt_of(1, kLongPrompt)), ready.cached_tokens);
       EXPECT_EQ(c.offload->counters().copies_failed, fails ? 1u : 0u);
       EXPECT_EQ(c.offload->counters().arena_corrupt, 0u);
       EXPECT_EQ(c.offload->arena().records, records);
       c.expect_whole();
-      EXPECT_EQ(c.bring().cached_tokens, kPrompt - 1) << "the next one is right";
+      EXPECT_EQ(c.bring().cached_tokens, kLongPrompt - 1) << "the next one is right";
       c.expect_whole();
     }
   }
@@ -112,14 +113,14 @@ TEST(OffloadMemory, ASnapshotIsNotSavedFromBytesThatDidNotArrive) {
     for (std::int64_t at = 1; fails; ++at) {
       FailingMemory memory;
       Cache cache(spec, {.max_sequences = 16}, &memory);
-      cache.compute(prompt_of(1, kPrompt));
+      cache.compute(prompt_of(1, kLongPrompt));
       const auto identity = Identity::create(test::toy_of(spec), spec);
       MemoryFile file;
       memory.fail_run(at);
       const auto saved = save(cache.manager, *identity, file);
       fails = !saved;
       EXPECT_EQ(fails ? saved.error().code() : ErrorCode::kUnavailable, ErrorCode::kUnavailable);
-      EXPECT_EQ(cache.check_hit(prompt_of(1, kPrompt)), kPrompt - 1);
+      EXPECT_EQ(cache.check_hit(prompt_of(1, kLongPrompt)), kLongPrompt - 1);
     }
   }
 }
@@ -127,9 +128,9 @@ TEST(OffloadMemory, ASnapshotIsNotSavedFromBytesThatDidNotArrive) {
 TEST(OffloadMemory, ARestoreWhoseBytesDidNotArriveFailsAndLeavesNoSequenceOpen) {
   for (const CacheSpec& spec : specs()) {
     Cache before(spec);
-    const auto prompt = prompt_of(2, kPrompt);
+    const auto prompt = prompt_of(2, kLongPrompt);
     const SnapshotSequence open{.sequence = before.start(prompt), .tokens = prompt};
-    before.compute(prompt_of(1, kPrompt));
+    before.compute(prompt_of(1, kLongPrompt));
     const auto identity = Identity::create(test::toy_of(spec), spec);
     MemoryFile file;
     ASSERT_TRUE(save(before.manager, *identity, file, {.sequences = {&open, 1}}));
@@ -145,10 +146,10 @@ TEST(OffloadMemory, ARestoreWhoseBytesDidNotArriveFailsAndLeavesNoSequenceOpen) 
         EXPECT_EQ(restored.error().code(), ErrorCode::kUnavailable) << restored.error();
         EXPECT_EQ(after.manager.num_sequences(), 0);
       } else {
-        EXPECT_EQ(after.hit(prompt), kPrompt - 1);
+        EXPECT_EQ(after.hit(prompt), kLongPrompt - 1);
       }
       EXPECT_EQ(after.manager.usage(GroupId(0))->loading, 0);
-      for (const int number : {1, 2}) after.check_hit(prompt_of(number, kPrompt));
+      for (const int number : {1, 2}) after.check_hit(prompt_of(number, kLongPrompt));
       EXPECT_TRUE(after.manager.check_invariants().ok());
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An operation log in a file (FileLog of op_replay.h): one writer at a time, and what a log of
+// An operation log in a file (FileLog of op_log_file.h): one writer at a time, and what a log of
 // before had there is gone.
 
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "kvfolio/op_replay.h"
+#include "kvfolio/op_log_file.h"
 
 namespace kvfolio {
 

@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "base/text.h"
-#include "kvfolio/op_replay.h"
+#include "kvfolio/op_log.h"
+#include "kvfolio/op_log_file.h"
 #include "manager/op_answer.h"
 #include "manager/op_archive.h"
 #include "manager/op_calls.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "kvfolio/op_replay.h"
 #include "oplog/op_reader.h"
 
 namespace kvfolio {

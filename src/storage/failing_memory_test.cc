@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "storage/late_memory.h"
 #include "storage/test_rows.h"
 

@@ -13,6 +13,7 @@
 #include "base/row_nest.h"
 #include "base/text.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "storage/borrow.h"
 #include "storage/said.h"
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "storage/test_rows.h"
 
 namespace kvfolio {

@@ -7,6 +7,7 @@
 // views. Kernels take the KVView that view() gives.
 
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

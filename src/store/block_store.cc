@@ -4,6 +4,7 @@
 // knows the other; this file checks what a caller asks of both.
 
 #include "kvfolio/block_store.h"
+#include "kvfolio/view.h"
 
 #include <string_view>
 #include <utility>

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "kvfolio/manager.h"
 #include "tiers_capi/tiers_capi.h"
 
 namespace kvfolio::capi {

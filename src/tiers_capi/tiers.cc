@@ -7,6 +7,7 @@
 #include <bit>
 #include <limits>
 
+#include "kvfolio/manager.h"
 #include "kvfolio/record.h"
 #include "kvfolio/storage.h"
 #include "tiers_capi/tiers_capi.h"

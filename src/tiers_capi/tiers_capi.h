@@ -24,7 +24,6 @@
 #include "kvfolio/foreign_identity.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/kvfolio_tiers.h"
-#include "kvfolio/manager.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"

@@ -6,6 +6,7 @@
 
 #include "kvfolio/block_pool.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "parity_vectors.h"
 
 namespace kvfolio::parity {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "parity_vectors.h"
 
 namespace kvfolio::parity {

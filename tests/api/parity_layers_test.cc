@@ -11,6 +11,7 @@
 #include <random>
 
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 #include "parity_vectors.h"
 
 namespace kvfolio::parity {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::parity {
 namespace {

@@ -15,16 +15,16 @@ import re
 import sys
 
 # What of each header is public: the prefix of its C functions.
-HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_store.h": "token_store_",
+HEADERS = {"manager.h": "", "storage.h": "storage_", "attention_params.h": "", "kernel_target.h": "", "kernels.h": "", "token_store.h": "token_store_",
            "block_store.h": "block_store_", "gather_sequence.h": "",
-           "executor.h": "thread_pool_", "spec.h": "", "memory.h": "", "view.h": "view_",
+           "executor.h": "thread_pool_", "spec.h": "", "memory.h": "", "strides.h": "", "view.h": "view_",
            "version.h": "", "dtype.h": "", "block_state.h": "", "plan_attention.h": "",
            "manager_types.h": "", "step_plan.h": "", "root_key.h": ""}
 # The same of kvfolio_tiers.h.
 TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_", "disk_tier.h": "tier_",
                  "redis_tier.h": "tier_", "offload.h": "offload_", "snapshot.h": ""}
 # The same of kvfolio_cuda.h.
-CUDA_HEADERS = {"cuda_device.h": "cuda_device_", "cuda_memory.h": "cuda_memory_", "cuda_kernels.h": "cuda_",
+CUDA_HEADERS = {"cuda_capacity.h": "cuda_", "cuda_device.h": "cuda_device_", "cuda_memory.h": "cuda_memory_", "cuda_kernels.h": "cuda_",
                 "cuda_plan.h": "cuda_plan_", "cuda_graph.h": "cuda_graph_",
                 "cuda_wrapper.h": "cuda_batch_attention_"}
 # (header, C++ name): the C function of another name.
@@ -38,10 +38,10 @@ OTHER_NAMES = {
     ("storage.h", "view"): "view_create",
     ("gather_sequence.h", "gather"): "gather_sequence",
     ("kernels.h", "append"): "append_rows",
-    ("kernels.h", "attention_params"): "attention_options_of",
+    ("attention_params.h", "attention_params"): "attention_options_of",
     ("kernels.h", "choose_kernel_target"): "choose_target",
-    ("kernels.h", "kernel_targets"): "targets",
-    ("kernels.h", "parse_kernel_target"): "parse_target",
+    ("kernel_target.h", "kernel_targets"): "targets",
+    ("kernel_target.h", "parse_kernel_target"): "parse_target",
     ("identity.h", "check_spec"): "identity_check_groups",
     ("identity.h", "model_namespace"): "identity_namespace",
     ("identity.h", "layout_namespace"): "identity_namespace",

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kvfolio/view.h"
 #include "model.h"
 
 namespace kvfolio::llama {

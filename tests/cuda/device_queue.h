@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "cuda/move.h"
+#include "cuda/queue.h"
 
 namespace kvfolio::cuda {
 

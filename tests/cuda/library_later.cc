@@ -11,6 +11,7 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::cuda::parts {
 namespace {

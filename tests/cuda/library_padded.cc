@@ -11,6 +11,7 @@
 
 #include "device_part.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::cuda::parts {
 namespace {

@@ -52,7 +52,10 @@
 #include <vector>
 
 #include "kvfolio/group_rule.h"
-#include "kvfolio/manager.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/manager_types.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/step_plan.h"
 
 namespace kvfolio::fake_device {
 

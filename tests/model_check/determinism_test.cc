@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "model_check/harness.h"
+#include "model_check/runs.h"
 
 namespace kvfolio::model_check {
 namespace {
@@ -19,7 +19,7 @@ std::string write_log(Family family, std::uint64_t seed, std::uint64_t steps, bo
   Config config = make_config(family, seed);
   config.fails = false;
   config.copies = copies;
-  Harness harness(config);
+  RandomRun harness(config);
   if (!questions) harness.skip_questions();
   std::string log;
   for (std::uint64_t op = 0; harness.coverage().steps < steps; ++op) {

@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "model_check/harness.h"
+#include "model_check/runs.h"
 
 namespace kvfolio::model_check {
 namespace {
@@ -66,7 +66,7 @@ TEST_P(Digest, TheSameCallsGiveTheSameAnswersAsBefore) {
   for (int left = kOperations; left > 0; left -= kOpsPerRun, ++run) {
     const auto family = seed < kFirstOfTransfers ? static_cast<Family>((seed + run) % kNumMixed)
                                                  : Family::kTransfers;
-    Harness harness(make_config(family, 1000 * seed + run));
+    RandomRun harness(make_config(family, 1000 * seed + run));
     for (int op = 0; op < std::min(left, kOpsPerRun); ++op) {
       const std::uint64_t drawn = (seed << 32 | run << 16) + static_cast<std::uint64_t>(op);
       try {

@@ -21,7 +21,9 @@
 #include <vector>
 
 #include "fake_device/fake_device.h"
-#include "kvfolio/manager.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/manager_types.h"
+#include "kvfolio/spec.h"
 
 namespace kvfolio::model_check {
 

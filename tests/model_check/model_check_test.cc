@@ -23,7 +23,7 @@
 #include <deque>
 #include <functional>
 
-#include "model_check/harness.h"
+#include "model_check/runs.h"
 
 namespace kvfolio::model_check {
 namespace {
@@ -48,7 +48,7 @@ struct Now {
   Family family = Family::kFullAndWindow;
   std::uint64_t seed = 0;
   int op = 0;
-  const Harness* harness = nullptr;
+  const RandomRun* harness = nullptr;
   std::deque<std::string> last;
 
   void print(const char* why) const {
@@ -74,7 +74,7 @@ bool run(Family family, std::uint64_t seed, const std::vector<char>& keep, bool 
   Config config = make_config(family, seed);
   draw_more(config, seed);
   if (print) std::printf("%s\n", to_string(config).c_str());
-  std::optional<Harness> made;
+  std::optional<RandomRun> made;
   try {
     made.emplace(config);
   } catch (const CheckFailed& failed) {
@@ -82,7 +82,7 @@ bool run(Family family, std::uint64_t seed, const std::vector<char>& keep, bool 
     now.print(failed.what());
     return false;
   }
-  Harness& harness = *made;
+  RandomRun& harness = *made;
   now.harness = &harness;
   bool ok = true;
   try {

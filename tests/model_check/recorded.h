@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "kvfolio/byte_sink.h"
-#include "model_check/harness.h"
+#include "kvfolio/op_log.h"
+#include "model_check/runs.h"
 
 namespace kvfolio::model_check {
 
@@ -32,7 +33,7 @@ class LogBytes final : public ByteSink, public ByteSource {
 // it ends in.
 inline std::uint64_t record(Config config, std::uint64_t seed, int operations, LogBytes& to) {
   config.copies = false;
-  Harness harness(config);
+  RandomRun harness(config);
   OpLog log(to);
   harness.record(&log);
   for (int op = 0; op < operations; ++op) {

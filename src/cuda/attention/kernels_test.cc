@@ -19,8 +19,8 @@
 #include <string>
 
 #include "cuda/attention/attend.h"
+#include "cuda/attention/cpu_call.h"
 #include "cuda/attention/kernels.cuh"
-#include "kvfolio/kernels.h"
 
 namespace kvfolio::cuda {
 namespace {
@@ -297,54 +297,7 @@ class Problem {
   // What the reference of the CPU makes of the same memory and arguments.
   [[nodiscard]] Output run_on_cpu() const {
     Output output;
-    const AttentionCall same = call(output);
-    AttentionArgs args;
-    KVView& view = args.cache;
-    view.num_layers = 1;
-    view.num_blocks = cache_.num_blocks;
-    view.block_size = cache_.block_size;
-    view.num_kv_heads = cache_.num_heads;
-    view.head_dim_k = cache_.dim_k;
-    view.head_dim_v = cache_.dim_v;
-    view.dtype = dtype_of(cache_.element);
-    view.k = bytes_of(cache_.k);
-    view.v = bytes_of(cache_.v);
-    view.k_scale = bytes_of(cache_.k_scales);
-    view.v_scale = bytes_of(cache_.v_scales);
-    const auto strides = [](const Strides& s) { return KVStrides{0, s.block, s.head, s.token}; };
-    view.k_strides = strides(cache_.k_strides);
-    view.v_strides = strides(cache_.v_strides);
-    view.k_scale_strides = strides(cache_.k_scale_strides);
-    view.v_scale_strides = strides(cache_.v_scale_strides);
-    args.batch = {.query_start = start_,
-                  .kv_lens = lens_,
-                  .block_table = table_,
-                  .block_table_stride = stride_,
-                  .trim_sinks = trim_sinks_,
-                  .trim_first_kept = first_kept_};
-    const Mask& mask = c_.mask;
-    args.params = {.scale = same.scale,
-                   .causal = mask.causal != 0,
-                   .rule = {static_cast<AttentionKind>(mask.rule), mask.window, mask.num_sinks},
-                   .soft_cap = same.soft_cap};
-    if (c_.alibi) args.params.alibi_slopes = slopes_;
-    if (c_.sinks) args.params.sink_logits = logits_;
-    const std::int32_t q_heads = c_.heads * c_.group_size;
-    args.q = {bytes_of(q_.data()),
-              same.q_token_stride,
-              same.q_head_stride,
-              start_.back(),
-              q_heads,
-              c_.dim_k,
-              dtype_of(c_.q_element)};
-    args.out = contiguous_rows(output.out.data(), start_.back(), q_heads, c_.dim_v);
-    args.lse = contiguous_rows(output.lse.data(), start_.back(), q_heads, 1);
-    args.target = KernelTarget::kReference;
-    const std::int32_t longest = *std::max_element(lens_.begin(), lens_.end());
-    std::vector<std::byte> workspace(
-        index(*attention_workspace_bytes(view, q_heads, longest, args.target)));
-    args.workspace = workspace;
-    const Status status = kvfolio::attend(args);
+    const Status status = attend_on_cpu(call(output));
     EXPECT_TRUE(status.ok()) << status.message();
     return output;
   }
@@ -383,21 +336,6 @@ class Problem {
   }
 
  private:
-  static DType dtype_of(Element element) {
-    switch (element) {
-      case Element::kF32:
-        return DType::kF32;
-      case Element::kF16:
-        return DType::kF16;
-      case Element::kBF16:
-        return DType::kBF16;
-      default:
-        return DType::kInt8;
-    }
-  }
-  static std::byte* bytes_of(const char* data) {
-    return reinterpret_cast<std::byte*>(const_cast<char*>(data));
-  }
   [[nodiscard]] double scale() const { return 1.0 / std::sqrt(static_cast<double>(c_.dim_k)); }
   char* q_at(int row, int head) {
     return q_.data() + static_cast<std::ptrdiff_t>(row * c_.heads * c_.group_size + head) *

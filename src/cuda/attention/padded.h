@@ -11,7 +11,7 @@
 
 #include "cuda/attention/padded_args.h"
 #include "cuda/attention/plan.h"
-#include "kvfolio/cuda_kernels.h"
+#include "kvfolio/cuda_capacity.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio::cuda {

@@ -23,6 +23,8 @@
 namespace kvfolio::cuda {
 namespace {
 
+constexpr unsigned long long kNoEntry = ~0ull;  // of cuda_kernels.h, which includes view.h
+
 using ::testing::HasSubstr;
 
 constexpr std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }

@@ -21,7 +21,7 @@ KernelsOnHost general_attention_on_host();
 // The kernels of tiles of caches of bf16 and int8 and head_dim 64, as sm_90 has them.
 KernelsOnHost tile_attention_on_host();
 // All of general_attention_on_host(), and those of tiles of bf16 and head_dim 64: of
-// library_attend_test.cc, for the program that it is part of.
+// kernel_names_test.cc, for the program that it is part of.
 KernelsOnHost model_kernels();
 
 inline KernelsOnHost either(KernelsOnHost one, KernelsOnHost other) {

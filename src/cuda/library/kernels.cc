@@ -7,6 +7,7 @@
 #include "base/invalid.h"
 #include "base/text.h"
 #include "cuda/library/loaded.h"
+#include "cuda/move.h"
 #include "cuda/pointers.h"
 
 namespace kvfolio::cuda {

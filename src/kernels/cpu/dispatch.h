@@ -5,6 +5,7 @@
 // targets: which there are, and which take a cache.
 
 #include "kernels/cpu/item.h"
+#include "kvfolio/kernel_target.h"
 
 namespace kvfolio::kernels {
 

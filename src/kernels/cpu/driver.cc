@@ -22,6 +22,8 @@
 #include "kernels/cpu/dispatch.h"
 #include "kernels/rows.h"
 #include "kvfolio/executor.h"
+#include "kvfolio/kernels.h"
+#include "kvfolio/view.h"
 
 namespace kvfolio::kernels {
 namespace {

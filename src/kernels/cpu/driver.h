@@ -7,6 +7,11 @@
 #include "base/checked.h"
 #include "kernels/cpu/item.h"
 
+namespace kvfolio {
+struct AttentionArgs;  // kernels.h
+struct KVView;         // view.h
+}  // namespace kvfolio
+
 namespace kvfolio::kernels {
 
 // Requires: a checked view, num_threads >= 1.

@@ -14,7 +14,8 @@
 
 #include "kernels/convert.h"
 #include "kernels/visible.h"
-#include "kvfolio/kernels.h"
+#include "kvfolio/attention_params.h"
+#include "kvfolio/spec.h"
 
 namespace kvfolio::kernels {
 

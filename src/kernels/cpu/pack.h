@@ -7,7 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvfolio/view.h"
+#include "kvfolio/dtype.h"
+#include "kvfolio/spec.h"
 
 namespace kvfolio::kernels {
 namespace {

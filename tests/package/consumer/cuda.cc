@@ -8,6 +8,7 @@
 #include "kvfolio/cuda.hpp"
 #include "kvfolio/manager.h"
 #include "kvfolio/storage.h"
+#include "kvfolio/view.h"
 
 namespace {
 
