@@ -12,9 +12,8 @@
 #include "bench_core.h"
 #include "bench_tiers.h"
 #include "choice_option.h"
+#include "compute_choice.h"
 #include "console.h"
-#include "kvfolio/kernels.h"
-#include "kvfolio/view.h"
 #include "printable_text.h"
 
 namespace kvfolio::tools {
@@ -114,9 +113,7 @@ void check_filter(const BenchOptions& options) {
 // the reference take every cache that is measured.
 void choose_kernel(BenchOptions& options) {
   if (options.kernel == "auto") {
-    KVView shape;
-    shape.head_dim_k = shape.head_dim_v = 128;
-    const Result<KernelTarget> chosen = choose_kernel_target(shape);
+    const Result<KernelTarget> chosen = choose_target(DType::kF32, 128, KernelTarget::kAuto);
     if (!chosen) throw CLI::ValidationError("--kernel", chosen.error().message());
     options.kernel = to_string(*chosen);
   }

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compute_choice.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
 
-#include "choice_option.h"
 #include "host_compute.h"
 #include "json.h"
 #include "kvfolio/kernels.h"
@@ -17,19 +15,6 @@
 
 namespace kvfolio::tools {
 namespace {
-
-// cpu, cuda or cuda:N.
-std::optional<std::int32_t> parse_device(const std::string& text) {
-  if (text == "cpu") return std::nullopt;
-  if (text == "cuda") return 0;
-  std::int32_t number = 0;
-  constexpr std::string_view kCuda = "cuda:";
-  if (!text.starts_with(kCuda) ||
-      !parse_whole(std::string_view(text).substr(kCuda.size()), number) || number < 0) {
-    refuse("--device", text, "cpu, cuda, cuda:N");
-  }
-  return number;
-}
 
 Result<std::shared_ptr<llama::CacheCompute>> open_device(const llama::ModelConfig& config,
                                                          DType dtype, std::int32_t number) {
@@ -49,13 +34,11 @@ Result<std::shared_ptr<llama::CacheCompute>> open_device(const llama::ModelConfi
 
 }  // namespace
 
-void add_compute_options(CLI::App& app, ComputeOptions& options) {
-  add_kernel_option(app, options.kernel);
-  app.add_option_function<std::string>(
-         "--device", [&options](const std::string& text) { options.device = parse_device(text); },
-         "Where the cache lies and is attended over: cpu, cuda, cuda:N; the rest of the model is "
-         "computed on the CPU. Exit code 3 if there is no such device [cpu]")
-      ->type_name("NAME");
+Result<KernelTarget> choose_target(DType dtype, std::int32_t head_dim, KernelTarget wanted) {
+  KVView shape;
+  shape.dtype = dtype;
+  shape.head_dim_k = shape.head_dim_v = head_dim;
+  return choose_kernel_target(shape, wanted);
 }
 
 Result<ComputeChoice> ComputeChoice::resolve(const llama::ModelConfig& config, DType dtype,
@@ -75,10 +58,7 @@ Result<ComputeChoice> ComputeChoice::resolve(const llama::ModelConfig& config, D
     choice.device_ = *std::move(device);
     return choice;
   }
-  KVView shape;
-  shape.dtype = dtype;
-  shape.head_dim_k = shape.head_dim_v = config.head_dim;
-  const Result<KernelTarget> target = choose_kernel_target(shape, options.kernel);
+  const Result<KernelTarget> target = choose_target(dtype, config.head_dim, options.kernel);
   if (!target) {
     // If the environment names it, the message says so.
     const std::string who = options.kernel == KernelTarget::kAuto ? "" : "--kernel: ";

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What computes for a verb: --kernel and --device come to a ComputeChoice, which makes the
-// CacheCompute that an engine runs over; KVFOLIO_MATMUL says what computes the model's products.
+// What computes for a verb: ComputeOptions come to a ComputeChoice, which makes the CacheCompute
+// that an engine runs over; KVFOLIO_MATMUL says what computes the model's products.
 //
 // Thread safety: values; a CacheCompute has its own rules.
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "cache_compute.h"
+#include "compute_options.h"
 #include "config.h"
 #include "kvfolio/dtype.h"
 #include "kvfolio/executor.h"
@@ -20,19 +20,11 @@
 #include "kvfolio/status.h"
 #include "model.h"
 
-namespace CLI {
-class App;
-}
-
 namespace kvfolio::tools {
 
-struct ComputeOptions {
-  KernelTarget kernel = KernelTarget::kAuto;
-  std::optional<std::int32_t> device;  // its number; none is the CPU
-};
-
-// --kernel and --device; parsing fills `options`, which outlives `app`.
-void add_compute_options(CLI::App& app, ComputeOptions& options);
+// The target that computes over caches of such elements: `wanted`, or the fastest of this machine
+// for kAuto. Errors: those of choose_kernel_target().
+Result<KernelTarget> choose_target(DType dtype, std::int32_t head_dim, KernelTarget wanted);
 
 class ComputeChoice {
  public:

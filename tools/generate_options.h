@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "compute_choice.h"
+#include "compute_options.h"
 #include "kvfolio/dtype.h"
 #include "kvfolio/spec.h"
 #include "request.h"

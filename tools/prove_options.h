@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "compute_choice.h"
+#include "compute_options.h"
 #include "kvfolio/dtype.h"
 #include "tier_option.h"
 

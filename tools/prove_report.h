@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "compute_choice.h"
 #include "model.h"
 #include "prove_conditions.h"
 #include "prove_options.h"
