@@ -6,6 +6,7 @@
 
 #include "arrays.h"
 #include "cache_view.h"
+#include "rows.h"
 #include "storage.h"
 
 namespace kvfolio::python {
