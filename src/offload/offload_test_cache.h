@@ -16,7 +16,7 @@
 #include "kvfolio/identity.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/storage.h"
-#include "kvfolio/view.h"
+#include "offload/test_token_rows.h"
 
 namespace kvfolio::test {
 
@@ -167,7 +167,6 @@ struct Cache {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const GroupId group(static_cast<std::int32_t>(g));
       const auto table = *manager.block_table(id, group);
-      const KVView view = *manager.storage()->view(group);
       std::uint32_t prefix = 17 + std::uint32_t(g);
       for (std::int32_t p = 0; p < std::int32_t(tokens.size()); ++p) {
         prefix = (prefix ^ std::uint32_t(tokens[std::size_t(p)])) * 16777619u;
@@ -176,8 +175,9 @@ struct Cache {
         if (block < 0) continue;
         const std::int32_t at = p % groups[g].block_size;
         for (std::int32_t layer = 0; layer < groups[g].num_layers; ++layer) {
-          visit(view.k_at(layer, block, 0, at), 16, prefix + 2 * std::uint32_t(layer));
-          visit(view.v_at(layer, block, 0, at), 16, prefix + 2 * std::uint32_t(layer) + 1);
+          const TokenRows rows = token_rows(*manager.storage(), group, layer, block, at);
+          visit(rows.k, 16, prefix + 2 * std::uint32_t(layer));
+          visit(rows.v, 16, prefix + 2 * std::uint32_t(layer) + 1);
         }
       }
     }

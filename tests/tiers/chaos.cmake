@@ -4,7 +4,7 @@
 if(TARGET kvfolio_tiers)
   kvfolio_add_test(chaos_test
     SOURCES chaos_test.cc damage.cc life.cc scripted_server.cc
-    LIBS kvfolio_tiers
+    LIBS kvfolio_token_rows kvfolio_tiers
     INCLUDE ${PROJECT_SOURCE_DIR}/tests
     THREADS
   )

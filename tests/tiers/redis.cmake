@@ -6,7 +6,7 @@ endif()
 kvfolio_add_test(redis_tier_test
   SOURCES redis_tier_test.cc tls_test.cc offload_redis_test.cc hostile_server_test.cc owner.cc proxy.cc
     scripted_server.cc servers.cc
-  LIBS kvfolio_tiers OpenSSL::SSL
+  LIBS kvfolio_token_rows kvfolio_tiers OpenSSL::SSL
   INCLUDE ${PROJECT_SOURCE_DIR}/tests
   TIMEOUT 120
 )

@@ -26,8 +26,8 @@
 
 #include "kvfolio/offload.h"
 #include "kvfolio/storage.h"
-#include "kvfolio/view.h"
 #include "offload/offload_test_cache.h"
+#include "offload/test_token_rows.h"
 
 namespace kvfolio::test {
 
@@ -417,7 +417,6 @@ class Traffic {
       const std::size_t row_bytes = static_cast<std::size_t>(spec.head_dim_k) *
                                     static_cast<std::size_t>(dtype_bytes(spec.dtype));
       const auto table = *manager_.block_table(one.id, group);
-      const KVView view = *manager_.storage()->view(group);
       std::uint64_t hash = 17 + g + 31 * one.root + 1009 * std::uint64_t{one.version} +
                            1'000'003 * static_cast<std::uint64_t>(spec.dtype);
       for (std::int32_t p = 0; p < end; ++p) {
@@ -431,8 +430,9 @@ class Traffic {
         const std::int32_t at = p % spec.block_size;
         for (std::int32_t layer = 0; layer < spec.num_layers; ++layer) {
           const std::uint64_t part = hash + 2 * static_cast<std::uint64_t>(layer);
-          visit(view.k_at(layer, block, 0, at), row_bytes, part);
-          visit(view.v_at(layer, block, 0, at), row_bytes, part + 1);
+          const TokenRows rows = token_rows(*manager_.storage(), group, layer, block, at);
+          visit(rows.k, row_bytes, part);
+          visit(rows.v, row_bytes, part + 1);
         }
       }
     }
