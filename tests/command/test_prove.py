@@ -166,8 +166,8 @@ def test_each_cache_type_has_one_hash(checkpoint, f32_proof, dtype):
     model = checkpoint("untied-bf16")
     hashed = proof(model, "--cache-dtype", dtype, "--kernel", "reference")
     check(hashed)
-    if SANITIZED == "thread":
-        return  # one proof is enough for what threads do
+    if SANITIZED:
+        return  # one proof is enough for what a sanitizer sees; in release the other one is compared
     differs = hashed["sha256"] != f32_proof()["sha256"]
     assert differs == (dtype != "f64")  # f64 holds exactly what the model computes in f32
 
