@@ -19,11 +19,10 @@
 
 #include "cuda/attention/kernels.cuh"
 #include "cuda/guarded_memory.h"
+#include "cuda/move_args.h"
 
 namespace kvfolio::cuda {
 namespace {
-
-constexpr unsigned long long kNoEntry = ~0ull;  // of cuda_kernels.h, which includes view.h
 
 using ::testing::HasSubstr;
 
@@ -117,7 +116,7 @@ struct OnDevice {
   std::int32_t num_sequences = 0;
   std::vector<int4> image;
   std::vector<std::int32_t> arrivals;
-  unsigned long long fault = kNoEntry;
+  unsigned long long fault = kNoFault;
   PaddedArgs args;
 
   // counted: the number of sequences lies on the device, and garbage behind them.
@@ -302,7 +301,7 @@ TEST(CudaPaddedPlan, HasEveryNodeOrLeafOnceAndTheDeviceWritesTheSameBytes) {
     ASSERT_EQ(device.different(want), -1)
         << (stream ? "stream" : "nodes") << ", " << batch.lens.size() << " sequences of "
         << batch.capacity.max_sequences;
-    ASSERT_EQ(device.fault, kNoEntry);
+    ASSERT_EQ(device.fault, kNoFault);
     for (std::size_t i = 0; i < index(batch.room.stream_groups); ++i) {
       ASSERT_EQ(device.arrivals[i], 0);
     }
@@ -454,7 +453,7 @@ void start_on_faulty_batch(const Faulty& faulty, std::int32_t causal) {
   device.args.kv_lens = lens.data();
   device.args.image = reinterpret_cast<char*>(image.data());
   device.run<64>();
-  ASSERT_NE(device.fault, kNoEntry);
+  ASSERT_NE(device.fault, kNoFault);
 
   KernelLaunch launch;
   launch.kernel = KernelName::kNode;
