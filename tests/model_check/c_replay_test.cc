@@ -19,6 +19,7 @@
 #include "manager/op_codes.h"
 #include "model_check/c_replay.h"
 #include "model_check/recorded.h"
+#include "operations.h"
 
 namespace kvfolio::model_check {
 namespace {
@@ -42,7 +43,9 @@ class ThroughC : public testing::TestWithParam<int> {};
 TEST_P(ThroughC, AnswersAreThoseOfCpp) {
   constexpr int kOpsPerRun = 600;
   const auto family = static_cast<Family>(GetParam());
-  const auto operations = static_cast<std::int64_t>(env("KVFOLIO_OPS", 100000)) / kNumFamilies;
+  const auto operations =
+      static_cast<std::int64_t>(env("KVFOLIO_OPS", test::operations_by_default(100000))) /
+      kNumFamilies;
   std::uint64_t seed = env("KVFOLIO_SEED", 1);
   CReplay all;
   for (std::int64_t left = operations; left > 0; left -= kOpsPerRun, ++seed) {

@@ -14,6 +14,7 @@
 
 #include "kvfolio/manager.h"
 #include "model_check/model.h"
+#include "operations.h"
 
 namespace kvfolio::model_check {
 namespace {
@@ -162,7 +163,8 @@ void run(std::uint64_t seed, int operations, Seen& seen) {
 
 TEST(LoneSequence, GetsAsFarWithTheCacheAsWithoutIt) {
   const std::uint64_t first = env("KVFOLIO_SEED", 1);
-  const auto operations = static_cast<std::int64_t>(env("KVFOLIO_OPS", 100000));
+  const auto operations =
+      static_cast<std::int64_t>(env("KVFOLIO_OPS", test::operations_by_default(100000)));
   constexpr int kOpsPerRun = 200;
   Seen seen;
   for (std::int64_t i = 0; i * kOpsPerRun < operations && !HasFailure(); ++i) {

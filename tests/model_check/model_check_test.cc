@@ -6,8 +6,9 @@
 //   model_check_test --shrink FAMILY SEED             the fewest operations that still fail
 //
 // KVFOLIO_SEED: the first seed (default 1). KVFOLIO_OPS: operations of the first two families, full
-// and window in either order, together (default 100,000); each of the others makes as many as one
-// of them. KVFOLIO_SECONDS: goes on until this time is over as well (default 0).
+// and window in either order, together (default 100,000, a third under a sanitizer); each of the
+// others makes as many as one of them. KVFOLIO_SECONDS: goes on until this time is over as well
+// (default 0).
 //
 // Ends with 1 at the first violation, after a sentence that says which, the operations before it
 // and the command that repeats them.
@@ -24,6 +25,7 @@
 #include <functional>
 
 #include "model_check/runs.h"
+#include "operations.h"
 
 namespace kvfolio::model_check {
 namespace {
@@ -116,7 +118,8 @@ class ModelCheck : public testing::TestWithParam<int> {};
 TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
   const auto family = static_cast<Family>(GetParam());
   const std::uint64_t first = env("KVFOLIO_SEED", 1);
-  const auto operations = static_cast<std::int64_t>(env("KVFOLIO_OPS", 100000) / 2);
+  const auto operations =
+      static_cast<std::int64_t>(env("KVFOLIO_OPS", test::operations_by_default(100000)) / 2);
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(env("KVFOLIO_SECONDS", 0)) / kNumFamilies;
   std::printf("[model] family %s from seed %llu\n", to_string(family),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The random operations of the model check, recorded and made again: the replay answers alike and
-// ends in the same state. KVFOLIO_OPS: operations of all families together (default 100,000);
-// KVFOLIO_SEED: the first seed.
+// ends in the same state. KVFOLIO_OPS: operations of all families together (default 100,000, a
+// third under a sanitizer); KVFOLIO_SEED: the first seed.
 
 #include <gtest/gtest.h>
 
@@ -13,6 +13,7 @@
 #include "api/op_log_pieces.h"
 #include "kvfolio/op_replay.h"
 #include "model_check/recorded.h"
+#include "operations.h"
 
 namespace kvfolio::model_check {
 namespace {
@@ -34,7 +35,9 @@ class OpLogReplay : public testing::TestWithParam<int> {};
 
 TEST_P(OpLogReplay, AnswersAlikeAndEndsInTheSameState) {
   const auto family = static_cast<Family>(GetParam());
-  const auto operations = static_cast<std::int64_t>(env("KVFOLIO_OPS", 100000)) / kNumFamilies;
+  const auto operations =
+      static_cast<std::int64_t>(env("KVFOLIO_OPS", test::operations_by_default(100000))) /
+      kNumFamilies;
   std::uint64_t seed = env("KVFOLIO_SEED", 1);
   std::uint64_t calls = 0;
   std::size_t bytes = 0;

@@ -19,6 +19,7 @@
 #include "kvfolio/cuda_memory.h"
 #include "kvfolio/offload.h"
 #include "offload/test_offload.h"
+#include "operations.h"
 #include "tiers/memory_tier.h"
 #include "tiers/traffic.h"
 
@@ -131,7 +132,8 @@ class Storm : test::Traffic {
 
 TEST(OffloadDevice, EveryRowIsItsTokensHoweverLateTheDeviceIs) {
   const auto first = static_cast<std::uint32_t>(test::from_environment("KVFOLIO_SEED", 1));
-  const std::uint64_t operations = test::from_environment("KVFOLIO_OPS", 100'000);
+  const std::uint64_t operations =
+      test::from_environment("KVFOLIO_OPS", test::operations_by_default(100'000));
   constexpr std::uint64_t kOpsPerRun = 2000;
   // Images of the first two have enough runs for a kernel.
   CacheSpec specs[] = {test::full(24), test::window(40), test::mixed(14, 40)};

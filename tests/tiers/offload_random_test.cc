@@ -5,7 +5,7 @@
 // nothing is pinned, quarantined, loading or held.
 //
 // KVFOLIO_SEED: the first seed (default 1). KVFOLIO_OPS: operations of all runs together (default
-// 600,000). A failure names its seed.
+// 600,000, a third under a sanitizer). A failure names its seed.
 
 #include <gtest/gtest.h>
 
@@ -16,6 +16,7 @@
 
 #include "kvfolio/offload.h"
 #include "offload/offload_test_cache.h"
+#include "operations.h"
 #include "storage/late_memory.h"
 #include "tiers/memory_tier.h"
 #include "tiers/traffic.h"
@@ -216,7 +217,8 @@ class Storm : test::Traffic {
 
 TEST(OffloadRandom, EveryRowIsItsTokensWhateverTiersDo) {
   const auto first = static_cast<std::uint32_t>(test::from_environment("KVFOLIO_SEED", 1));
-  const std::uint64_t operations = test::from_environment("KVFOLIO_OPS", 600'000);
+  const std::uint64_t operations =
+      test::from_environment("KVFOLIO_OPS", test::operations_by_default(600'000));
   constexpr std::uint64_t kOpsPerRun = 3000;
   const CacheSpec specs[] = {test::full(24), test::window(40), test::mixed(14, 40)};
   Totals totals;
