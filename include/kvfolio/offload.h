@@ -276,7 +276,8 @@ class Offload {
   KVFOLIO_API std::span<const SequenceReady> poll(std::uint64_t now_us);
   // The sequence goes on now: ends its request. Returns its length, which may have grown.
   // kNotFound: as the manager's calls. kFailedPrecondition: copies to its blocks are on their way
-  // (memory that copies later). It is ready as soon as these have ended; poll() says so.
+  // (memory that copies later). It is ready as soon as these have ended; poll() says so, with
+  // LoadEnd::kPart if there was more to load.
   KVFOLIO_API Result<std::int32_t> cancel(SequenceId sequence);
   // Nothing is pending, nothing waits to be stored, no step that may bring something is in flight,
   // no tier works for us, and what was forgotten has left the arena.

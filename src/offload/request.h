@@ -102,7 +102,7 @@ struct Request {
   std::int32_t waiting = 0;  // kAsking: answers, kLoading: records on their way
   Tiers promised{};          // that said that they have a record
   bool silence = false;      // a tier did not say what it has
-  bool failed = false;       // a record that was promised did not come
+  bool failed = false;       // less comes than was promised
   bool retry = false;        // and a tier may have it yet
   bool displaced = false;    // an older request took what it held
   LoadEnd why = LoadEnd::kNothing;
