@@ -141,7 +141,9 @@ class Offload::Impl {
   // ---- offload_request.cc ----
   // These return false where the steps of the call end before: they go on in the next one.
   void go_on(Request& request);
-  void set_deadline(Request& request) const;
+  [[nodiscard]] std::uint64_t time_of(std::int64_t bytes) const noexcept;
+  void give_load_time(Request& request) const;
+  void earn_time(Request& request, std::int64_t bytes) const;
   [[nodiscard]] bool has_gone_on(const Request& request) const;
   bool look_for_blocks(Request& request, bool with_tiers, std::int32_t limit);
   // How far what was looked for reaches.
