@@ -46,7 +46,8 @@ namespace kvfolio {
 
 class KVCacheManager;  // manager.h
 
-// A sequence to save, with what the manager does not keep of it.
+// A sequence to save, with what the manager does not keep of it. A promise of reserve() is not
+// saved: it is one of this pool, and restore() may fill another. reserve() again there.
 struct SnapshotSequence {
   SequenceId sequence{};
   std::span<const std::int32_t> tokens{};  // exactly its length

@@ -25,8 +25,13 @@ bool Offload::Impl::look_for_blocks(Request& request, bool with_tiers, std::int3
   });
 }
 
-// The manager looks at a byte for each block, once.
+// The manager looks at a byte for each block, once. Nothing is read for a load that it would
+// refuse.
 Result<Loadable> Offload::Impl::reach(Request& request, std::int32_t limit) {
+  const auto info = manager_.info(request.sequence);
+  if (info && info->reserved_tokens > 0) {
+    return Status(ErrorCode::kFailedPrecondition, "offload: begin_load() refuses a promise");
+  }
   has_views_.assign(request.has.begin(), request.has.end());
   return manager_.loadable(request.sequence, request.tokens, limit, has_views_);
 }

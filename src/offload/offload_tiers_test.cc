@@ -34,6 +34,23 @@ TEST(Offload, AnotherProcessFindsItInTheTier) {
   EXPECT_EQ(opened(*offload, after, prompt_of(2, 64)).why, LoadEnd::kNothing);
 }
 
+// reserve() comes behind the load: what begin_load() would refuse is not brought.
+TEST(Offload, NothingIsReadForASequenceWithAPromise) {
+  const auto records = left_by_a_first_process(prompt_of(1, 64));
+  for (const bool reserved : {false, true}) {
+    MemoryTier reopened;
+    reopened.records = records;
+    const OffloadTier tiers_after[] = {{.tier = &reopened}};
+    Cache after(test::full(40));
+    const auto offload = offload_of(after, tiers_after);
+    const SequenceId id = offload->open(prompt_of(1, 64))->sequence;
+    ASSERT_TRUE(after.manager.reserve(id, reserved ? 64 : 0).ok());
+    run_to_the_end(*offload);
+    EXPECT_EQ(offload->counters().tier_loads, reserved ? 0u : 8u);
+    EXPECT_EQ(after.manager.info(id)->length, reserved ? 0 : 63);
+  }
+}
+
 // The same tokens under each other identity, salt or adapter: no hit.
 TEST(Offload, ATierAnswersForItsOwnIdentityAndRootOnly) {
   const auto records = left_by_a_first_process(prompt_of(1, 64), {.root = {.tenant_salt = "a"}});

@@ -290,6 +290,26 @@ TEST(Snapshot, WhatIsNotQuietOrNotKnownIsNotSaved) {
 
 // A wrong text would be served with another one's K and V, and a private one would become findable.
 TEST(Snapshot, AnotherTextAndAPrivateSequenceAreNotSaved) {
+// A server that reserves for each request saves them, too.
+TEST(Snapshot, ASequenceWithAPromiseIsSavedWithoutThePromise) {
+  for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
+    Cache before(spec);
+    const std::vector<std::int32_t> prompt = prompt_of(1, 37);
+    const SequenceId id = before.start(prompt, {.caller_id = 1});
+    ASSERT_TRUE(before.manager.reserve(id, 20).ok());
+    const SnapshotSequence sequence{.sequence = id, .tokens = prompt};
+    MemoryFile file = saved(before, {.sequences = std::span(&sequence, 1)});
+    EXPECT_EQ(before.manager.info(id)->reserved_tokens, 20) << "it stays";
+    Cache after(spec);
+    const RestoreStats stats = restored(after, file);
+    ASSERT_EQ(stats.sequences.size(), 1u);
+    EXPECT_EQ(stats.sequences[0].length, 37);
+    after.check_sequence(stats.sequences[0].sequence, prompt);
+    EXPECT_EQ(after.manager.info(stats.sequences[0].sequence)->reserved_tokens, 0);
+    EXPECT_EQ(after.manager.usage(GroupId(0))->reserved, 0);
+  }
+}
+
   Cache cache(test::full(40));
   const std::vector<std::int32_t> prompt = prompt_of(1, 40);
   const std::vector<std::int32_t> other = prompt_of(2, 40);

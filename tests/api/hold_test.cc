@@ -394,6 +394,20 @@ TEST(Loadable, NeverEndsInsideASpanThatAttendsToItself) {
 }
 
 TEST(Loadable, SaysWhatIsWrong) {
+TEST(Loadable, AnswersInSpiteOfAPromiseWhichBeginLoadRefuses) {
+  Engine e({full_group(4, 16)});
+  const Tokens prompt = tokens(1, 21);
+  const SequenceId s = e.open(prompt).sequence;
+  must(e.manager.reserve(s, 4, {}));
+  Tier tier({{0, 1, 2, 3, 4}}, {5});
+  const Loadable can = must(e.manager.loadable(s, prompt, 20, tier.spans()));
+  EXPECT_EQ(can.end, 20);
+  EXPECT_THAT(e.manager.begin_load(s, prompt, can.end).error().message(),
+              HasSubstr("begin_load: 4 tokens are reserved for the sequence; reserve() 0 first"));
+  must(e.manager.reserve(s, 0, {}));
+  EXPECT_TRUE(e.manager.begin_load(s, prompt, can.end));
+}
+
   Engine e({full_group(4, 16)});
   const SequenceId s = e.open(tokens(1, 21)).sequence;
   Tier tier({{}}, {5});
