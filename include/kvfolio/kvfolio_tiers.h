@@ -700,7 +700,7 @@ typedef struct kvfolio_restore_stats {
   int64_t records_refused;  // that did not verify when they were read
   int64_t sections_damaged;
   int64_t paths;          // ends of prompts in the file
-  int64_t paths_no_room;  // cut short by the size of the pool
+  int64_t paths_no_room;  // and sequences: cut short, or left out, by the size of the pool
   int64_t tokens;         // of all loads
 } kvfolio_restore_stats;
 KVFOLIO_C_API int32_t kvfolio_restored_stats(const kvfolio_restored* restored,

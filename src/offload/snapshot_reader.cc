@@ -381,12 +381,20 @@ bool SnapshotReader::take_sequence(const SectionHeader& header, LittleEndianRead
   const auto findable = body.get<std::int32_t>();
   Digest tokens{};
   body.get(std::span(tokens));
-  if (!body.ok() || body.left() > 0 || flags > 3 || sequence.max_tokens < 0) return false;
+  if (!body.ok() || body.left() > 0 || flags > 3 || sequence.max_tokens < 0 ||
+      sequence.max_tokens > kMaxSequenceTokens) {
+    return false;
+  }
   const bool is_empty = header.a == kNoNode;
   if (!is_empty && (header.a >= nodes_.size() || !nodes_[header.a].known)) return false;
   if (tokens != (is_empty ? Digest{} : nodes_[header.a].hash)) return false;
-  constexpr std::size_t kCallerId = 32;  // of the set
-  if (!take_memory(sizeof(Sequence) + kCallerId)) return false;
+  const std::int32_t length = is_empty ? 0 : nodes_[header.a].begin + nodes_[header.a].count;
+  if (sequence.max_tokens != 0 && sequence.max_tokens < length) return false;
+  // The set has an entry for each; and restore() gives each sequence its tokens, however many share
+  // a path.
+  constexpr std::size_t kCallerId = 32;
+  const std::size_t given = static_cast<std::size_t>(length) * sizeof(std::int32_t);
+  if (!take_memory(sizeof(Sequence) + kCallerId + given)) return false;
   if (sequence.caller_id && !caller_ids_.insert(caller_id).second) return false;
   sequences_.push_back(sequence);
   hide_tail(sequence.node, findable);
