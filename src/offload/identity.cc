@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/invalid.h"
+#include "base/media.h"
 #include "base/mutants.h"
 #include "base/text.h"
 #include "offload/canonical_fields.h"
@@ -205,6 +206,10 @@ Status Identity::check_spec(const CacheSpec& spec) const {
     }
   }
   return {};
+}
+
+Status Identity::check_media(std::span<const MediaSpan> media) {
+  return kvfolio::check_media("identity", media);
 }
 
 Digest Identity::root(const RootKey& root, std::uint64_t epoch) const noexcept {

@@ -491,6 +491,23 @@ TEST(SnapshotDamage, SequencesThatShareALongPathTakeBoundedMemory) {
   EXPECT_GE(reader.num_damaged(), kSequences - taken);
 }
 
+// As open() refuses it. Records of its tokens lead nowhere then, and are no damage of their own.
+TEST(SnapshotDamage, AMediaSpanWithoutAContentIdIsDamageOfItsSection) {
+  const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 32), {.media = std::span(&cat, 1)});
+  MemoryFile file = saved(before);
+  for (const Section& section : sections_of(file)) {
+    if (section.header.type != Type::kTokens) continue;
+    const auto end = section.place + kHeaderBytes + std::size_t(section.header.body_bytes);
+    ASSERT_EQ(file.bytes[end - 33], std::byte{1});  // behind the content, whether it attends
+    file.bytes[end - 33] = std::byte{0};
+    seal(file, section);
+  }
+  Cache after(test::full(40));
+  EXPECT_EQ(restored(after, file).sections_damaged, 1);
+}
+
 // Under right checksums, every number of every section takes values that a program trips over.
 TEST(SnapshotDamage, NumbersOfASectionThatKnowsTheFormatGiveNoOtherBytes) {
   const CacheSpec spec = test::mixed(40, 40);

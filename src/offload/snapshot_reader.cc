@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "base/media.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -29,16 +30,6 @@ std::int64_t section_bytes(const SectionHeader& header) {
 bool all_zero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(),
                      [](std::byte byte) { return byte == std::byte{}; });
-}
-
-// Those of sorted spans that have one of the tokens [begin, end).
-std::span<const MediaSpan> spans_within(std::span<const MediaSpan> spans, std::int32_t begin,
-                                        std::int32_t end) {
-  const auto first = std::partition_point(spans.begin(), spans.end(),
-                                          [&](const MediaSpan& span) { return span.end <= begin; });
-  const auto last = std::partition_point(first, spans.end(),
-                                         [&](const MediaSpan& span) { return span.begin < end; });
-  return {first, last};
 }
 
 std::string take_text(LittleEndianReader& from) {
@@ -313,7 +304,8 @@ bool SnapshotReader::take_spans(LittleEndianReader& body, std::uint32_t count, s
     MediaSpan span{.begin = body.get<std::int32_t>(), .end = body.get<std::int32_t>()};
     body.get(std::span(span.content_id));
     span.attends_to_itself = body.get<std::uint8_t>() != 0;
-    if (span.begin < before || span.end <= span.begin || span.end <= begin || span.begin >= end) {
+    if (span.begin < before || span.end <= span.begin || span.end <= begin || span.begin >= end ||
+        span.end > kMaxSequenceTokens || !names_content(span)) {
       return false;
     }
     before = span.end;

@@ -156,7 +156,9 @@ TEST(Snapshot, ALongPromptOfLargeBlocksWithASpanForEachTokenComesBack) {
   const std::vector<std::int32_t> prompt = prompt_of(1, 80'000);
   std::vector<MediaSpan> media(prompt.size());
   for (std::size_t i = 0; i < media.size(); ++i) {
-    media[i] = {.begin = static_cast<std::int32_t>(i), .end = static_cast<std::int32_t>(i) + 1};
+    media[i] = {.begin = static_cast<std::int32_t>(i),
+                .end = static_cast<std::int32_t>(i) + 1,
+                .content_id = {std::byte{1}}};
   }
   const ManagerOptions options{
       .max_sequences = 16, .max_media_extents = 1 << 18, .max_table_entries = 1 << 22};
@@ -288,8 +290,6 @@ TEST(Snapshot, WhatIsNotQuietOrNotKnownIsNotSaved) {
   EXPECT_TRUE(cache.manager.drop(ticket).ok());
 }
 
-// A wrong text would be served with another one's K and V, and a private one would become findable.
-TEST(Snapshot, AnotherTextAndAPrivateSequenceAreNotSaved) {
 // A server that reserves for each request saves them, too.
 TEST(Snapshot, ASequenceWithAPromiseIsSavedWithoutThePromise) {
   for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
@@ -310,6 +310,8 @@ TEST(Snapshot, ASequenceWithAPromiseIsSavedWithoutThePromise) {
   }
 }
 
+// A wrong text would be served with another one's K and V, and a private one would become findable.
+TEST(Snapshot, AnotherTextAndAPrivateSequenceAreNotSaved) {
   Cache cache(test::full(40));
   const std::vector<std::int32_t> prompt = prompt_of(1, 40);
   const std::vector<std::int32_t> other = prompt_of(2, 40);
