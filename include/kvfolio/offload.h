@@ -193,7 +193,7 @@ struct OffloadCounters {
   std::uint64_t requests_timed_out = 0;
   std::uint64_t unknown_completions = 0;  // TierDone of nothing that is in flight: a faulty tier
   std::uint64_t manager_forgets = 0;  // the manager was told to forget, and everything went here
-  // The most looks at a block, a question or an answer that one poll() took.
+  // The most looks at a block, a question, an answer or 32 spans of media that one poll() took.
   std::uint64_t steps_max = 0;
   std::uint64_t copies_failed = 0;  // blocks that the cache's memory failed to give or to take
 };
