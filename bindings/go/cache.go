@@ -276,7 +276,7 @@ type MediaSpan struct {
 	Begin           int
 	End             int
 	AttendsToItself bool
-	ContentID       [32]byte
+	ContentID       [32]byte // a digest of the content: all zeros are refused
 }
 
 // Publish says what other sequences may find of a sequence.

@@ -149,7 +149,7 @@ func TestRootsAndMediaSeparatePrompts(t *testing.T) {
 	}{
 		"the same":    {options, 8},
 		"no root":     {&OpenOptions{Media: media}, 0},
-		"other media": {&OpenOptions{Root: root, Media: []MediaSpan{{Begin: 1, End: 3}}}, 1},
+		"other media": {&OpenOptions{Root: root, Media: []MediaSpan{{Begin: 1, End: 3, ContentID: [32]byte{8}}}}, 1},
 		"no look-up":  {&OpenOptions{Root: root, Media: media, NoLookUp: true}, 0},
 	} {
 		n, err := c.Probe(tokens, x.options)
@@ -162,6 +162,8 @@ func TestRootsAndMediaSeparatePrompts(t *testing.T) {
 		}
 		equal(t, name, n, x.want)
 	}
+	_, err = c.Probe(tokens, &OpenOptions{Media: []MediaSpan{{Begin: 1, End: 3}}})
+	wants(t, err, ErrInvalidArgument)
 	pinned, err := c.Pin(tokens, options)
 	must(t, err)
 	equal(t, "pinned", pinned.Tokens, 8)

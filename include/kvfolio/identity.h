@@ -83,6 +83,10 @@ class Identity {
   // spec. The number of blocks may differ.
   KVFOLIO_API Status check_spec(const CacheSpec& spec) const;
 
+  // kInvalidArgument, naming the span, unless next() takes these media, which are those that open()
+  // takes: ascending, disjoint, none empty, each with a content_id.
+  KVFOLIO_API static Status check_media(std::span<const MediaSpan> media);
+
   [[nodiscard]] std::int32_t unit() const noexcept { return unit_; }
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(layouts_.size());
@@ -99,7 +103,8 @@ class Identity {
   // weights is one of the root key's own fields.
   [[nodiscard]] KVFOLIO_API Digest root(const RootKey& root, std::uint64_t epoch) const noexcept;
   // The hash of the tokens at [begin, begin + tokens.size()) behind those of `before`. Requires:
-  // begin is a multiple of the unit; 1 to unit() tokens. `media` may hold spans that lie elsewhere.
+  // begin is a multiple of the unit; 1 to unit() tokens; `media` is ascending and disjoint. It may
+  // hold spans that lie elsewhere, which cost nothing: those that lie here are found by bisection.
   [[nodiscard]] KVFOLIO_API Digest next(const Digest& before, std::int32_t begin,
                                         std::span<const std::int32_t> tokens,
                                         std::span<const MediaSpan> media = {}) const noexcept;

@@ -401,7 +401,7 @@ typedef struct kvfolio_media_span {
   int32_t begin;
   int32_t end;
   int32_t attends_to_itself;
-  uint8_t content_id[32];
+  uint8_t content_id[32];  // a digest of the content: all zeros are refused
 } kvfolio_media_span;
 
 enum { KVFOLIO_PUBLISH_ALL = 0, KVFOLIO_PUBLISH_FULL_BLOCKS = 1, KVFOLIO_PUBLISH_NOTHING = 2 };

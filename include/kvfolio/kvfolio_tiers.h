@@ -427,8 +427,11 @@ typedef struct kvfolio_offload_options {
   uint32_t struct_size;
   int32_t reserved;  // 0
   int64_t arena_bytes;
-  int64_t bytes_per_poll;    // 0: 16 MiB
-  uint64_t timeout_us;       // of the tiers' answers, beside the time that bytes take; 0: 50,000
+  int64_t bytes_per_poll;  // 0: 16 MiB
+  // How long the tiers' answers may take, beside the time that bytes take at half of
+  // load_bytes_per_s, or at 500 MB/s if that is 0. Up to 2 s of that are given at once, the rest as
+  // bytes come. 0: 50,000.
+  uint64_t timeout_us;
   uint64_t copy_timeout_us;  // of the copy to the cache once all is at hand; 0: 2,000,000
   double load_bytes_per_s;   // load from tiers only what is slower to compute; 0: always
   double prefill_tokens_per_s;
@@ -700,7 +703,7 @@ typedef struct kvfolio_restore_stats {
   int64_t records_refused;  // that did not verify when they were read
   int64_t sections_damaged;
   int64_t paths;          // ends of prompts in the file
-  int64_t paths_no_room;  // cut short by the size of the pool
+  int64_t paths_no_room;  // and sequences: cut short, or left out, by the size of the pool
   int64_t tokens;         // of all loads
 } kvfolio_restore_stats;
 KVFOLIO_C_API int32_t kvfolio_restored_stats(const kvfolio_restored* restored,

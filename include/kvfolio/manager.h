@@ -435,7 +435,8 @@ class KVFOLIO_API KVCacheManager {
   // and full and window groups have to agree, as in a hit. On return the bytes of the blocks that
   // begin_load(sequence, prompt, end) would wait for are 1, and all others 0. `limit`: the largest
   // end to look at; at most prompt.size(). Errors: those of begin_load() that say what is wrong
-  // with the sequence, the prompt or `limit`, and kInvalidArgument for another number of groups.
+  // with the sequence, the prompt or `limit`, but not a promise of reserve(), which may end before
+  // the load; and kInvalidArgument for another number of groups.
   [[nodiscard]] Result<Loadable> loadable(SequenceId sequence, std::span<const std::int32_t> prompt,
                                           std::int32_t limit,
                                           std::span<const std::span<std::uint8_t>> has) const;

@@ -44,11 +44,15 @@
 //    findable. What a copy alone damages, between a right record and the block or between the block
 //    and a record that is sealed from what arrived, no checksum sees: the resource has to say that
 //    such bytes did not arrive.
-//  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
-//    tier may still touch is not used again before the tier says so. Records that a tier has not
-//    brought by half of that time are asked of the next tier that has them, for all requests that
-//    wait for them. A tier that has not said by then what it has is waited for only if no other
-//    tier has anything. A poll() is bounded in bytes and in looks at blocks: a prompt of more than
+//  - Time. Tiers have timeout_us to say what they have and to bring it, and beside that the time
+//    that the bytes to bring take at half of load_bytes_per_s, or at 500 MB/s if that is 0. Up to
+//    2 s of that are given at once, the rest as bytes come: a tier that stops is waited for no
+//    longer than timeout_us and 2 s, and one that trickles little longer than that. A request that
+//    waits longer than this deadline is ready with what there is. Memory that a tier may still
+//    touch is not used again before the tier says so. Records that a tier has not brought by half
+//    of that time are asked of the next tier that has them, for all requests that wait for them. A
+//    tier that has not said by half of timeout_us what it has is waited for only if no other tier
+//    has anything. A poll() is bounded in bytes and in looks at blocks: a prompt of more than
 //    4,096 blocks is brought in parts of as many, each with a deadline of its own, if no group
 //    drops blocks.
 //  - Room. However much a tier leaves unanswered, it holds no more than 1 / (tiers + 1) of the
@@ -134,12 +138,13 @@ struct OffloadOptions {
   std::int64_t arena_bytes = 0;
   std::span<const OffloadTier> tiers{};                  // cheapest first, at most 8
   std::int64_t bytes_per_poll = std::int64_t{16} << 20;  // stores: half of it
-  std::uint64_t timeout_us = 50'000;  // of the tiers' answers, beside the time that bytes take
+  std::uint64_t timeout_us = 50'000;  // of the tiers, beside the time that bytes take (Time)
   // How long the copy to the cache may take once all records are at hand, its wait for its turn
   // included. Blocks that were copied by then stay.
   std::uint64_t copy_timeout_us = 2'000'000;
   // Load or compute again: a prompt is loaded from tiers only if bytes / load_bytes_per_s is less
-  // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load.
+  // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load. The
+  // first also says how long bytes may take (Time).
   double load_bytes_per_s = 0.0;
   double prefill_tokens_per_s = 0.0;
   std::uint64_t epoch = 0;                   // NameEpochs::epoch; at most 2^63
@@ -193,7 +198,7 @@ struct OffloadCounters {
   std::uint64_t requests_timed_out = 0;
   std::uint64_t unknown_completions = 0;  // TierDone of nothing that is in flight: a faulty tier
   std::uint64_t manager_forgets = 0;  // the manager was told to forget, and everything went here
-  // The most looks at a block, a question or an answer that one poll() took.
+  // The most looks at a block, a question, an answer or 32 spans of media that one poll() took.
   std::uint64_t steps_max = 0;
   std::uint64_t copies_failed = 0;  // blocks that the cache's memory failed to give or to take
 };
@@ -276,7 +281,8 @@ class Offload {
   KVFOLIO_API std::span<const SequenceReady> poll(std::uint64_t now_us);
   // The sequence goes on now: ends its request. Returns its length, which may have grown.
   // kNotFound: as the manager's calls. kFailedPrecondition: copies to its blocks are on their way
-  // (memory that copies later). It is ready as soon as these have ended; poll() says so.
+  // (memory that copies later). It is ready as soon as these have ended; poll() says so, with
+  // LoadEnd::kPart if there was more to load.
   KVFOLIO_API Result<std::int32_t> cancel(SequenceId sequence);
   // Nothing is pending, nothing waits to be stored, no step that may bring something is in flight,
   // no tier works for us, and what was forgotten has left the arena.

@@ -30,9 +30,11 @@ struct RootKey {
 
 // Media (an image, a sound) behind the placeholder tokens [begin, end) of a sequence.
 struct MediaSpan {
-  std::int32_t begin = 0;                  // position of its first token
-  std::int32_t end = 0;                    // one past its last
-  std::array<std::byte, 32> content_id{};  // a digest of the content
+  std::int32_t begin = 0;  // position of its first token
+  std::int32_t end = 0;    // one past its last
+  // A digest of the content. All zeros are refused: spans that were not filled in would be equal,
+  // and prompts with different media would find each other's K and V.
+  std::array<std::byte, 32> content_id{};
   // True if tokens of the span attend to later tokens of the span. Then no prefix hit ends inside
   // the span. Tokens from its begin on are findable only if one step computed the whole span, and
   // not after a truncate() to its inside. Equal content_ids must mean equal tokens, too.

@@ -46,7 +46,8 @@ namespace kvfolio {
 
 class KVCacheManager;  // manager.h
 
-// A sequence to save, with what the manager does not keep of it.
+// A sequence to save, with what the manager does not keep of it. A promise of reserve() is not
+// saved: it is one of this pool, and restore() may fill another. reserve() again there.
 struct SnapshotSequence {
   SequenceId sequence{};
   std::span<const std::int32_t> tokens{};  // exactly its length
@@ -87,7 +88,7 @@ struct RestoreStats {
   std::int64_t records_refused = 0;  // that did not verify, or that no key of ours sealed
   std::int64_t sections_damaged = 0;
   std::int64_t paths = 0;          // ends of prompts in the file
-  std::int64_t paths_no_room = 0;  // cut short by the size of the pool
+  std::int64_t paths_no_room = 0;  // and sequences: cut short, or left out, by the size of the pool
   std::int64_t tokens = 0;         // of all loads
   std::vector<RestoredSequence> sequences{};
 };
@@ -102,15 +103,17 @@ KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& iden
                                    ByteSink& sink, const SaveOptions& options = {});
 
 // Opens and fills sequences first, under their caller ids, then what the prefix cache had, as long
-// as there are free blocks: nothing is evicted. The new sequences stay open. Tokens that were not
-// findable when they were saved (the tail of an open sequence) are not findable now. kUnsupported:
-// no storage; another version of the format. kCorrupt: not a snapshot, or its first section is
-// damaged. kInvalidArgument: another identity, by the name of the field; `identity` is of another
-// spec; keys, as RecordKeys::create(); a caller id of the snapshot that is open. Then nothing has
-// changed. kUnavailable: the cache's memory failed; no new sequence is open, and of the load that
-// failed nothing is findable. Damage behind the first section is no error: see the stats. Any file
-// takes bounded memory (512 MiB for tokens, and half the bytes of the headers of its records) and
-// time: behind 1 GiB of damage it is not read further.
+// as there are free blocks: nothing is evicted. The new sequences stay open. Where one finds no
+// place in the pool (max_sequences, table entries, media), it is left out with those behind it, and
+// the one before it is closed again: the prefix cache needs a free place to come back. Tokens that
+// were not findable when they were saved (the tail of an open sequence) are not findable now.
+// kUnsupported: no storage; another version of the format. kCorrupt: not a snapshot, or its first
+// section is damaged. kInvalidArgument: another identity, by the name of the field; `identity` is
+// of another spec; keys, as RecordKeys::create(); a caller id of the snapshot that is open. Then
+// nothing has changed. kUnavailable: the cache's memory failed; no new sequence is open, and of the
+// load that failed nothing is findable. Damage behind the first section is no error: see the stats.
+// Any file takes bounded memory (512 MiB for tokens, those of RestoredSequence among them, and half
+// the bytes of the headers of its records) and time: behind 1 GiB of damage it is not read further.
 KVFOLIO_API Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
                                          ByteSource& source, const RestoreOptions& options = {});
 

@@ -99,7 +99,7 @@ class MediaSpan:
 
     begin: int
     end: int
-    #: 32 bytes: a digest of the content.
+    #: 32 bytes: a digest of the content. All zeros are refused.
     content_id: bytes
     attends_to_itself: bool = False
 

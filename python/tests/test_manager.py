@@ -52,7 +52,7 @@ def test_a_tenants_prompt_is_not_found_by_another(manager):
 
 
 def test_media_must_be_equal(manager):
-    media = [kv.MediaSpan(1, 3, bytes(32))]
+    media = [kv.MediaSpan(1, 3, b"y" * 32)]
     sequence, _ = manager.open(range(8), media=media)
     run_step(manager, (sequence, range(8)))
     manager.close(sequence)
@@ -60,6 +60,8 @@ def test_media_must_be_equal(manager):
     assert manager.probe([*range(8), 1], media=[kv.MediaSpan(1, 3, b"x" * 32)]) == 1
     with pytest.raises(kv.InvalidArgument, match="31 bytes, wanted: 32"):
         manager.open(range(8), media=[kv.MediaSpan(1, 3, bytes(31))])
+    with pytest.raises(kv.InvalidArgument, match="media span 0 has a content_id of zeros"):
+        manager.open(range(8), media=[kv.MediaSpan(1, 3, bytes(32))])
 
 
 def test_an_exception_drops_the_step(manager):

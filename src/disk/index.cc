@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "base/hash_hole.h"
 #include "kvfolio/status.h"
 #include "tiers/key_spread.h"
 
@@ -113,7 +114,16 @@ void RecordIndex::take_out(std::uint32_t id) noexcept {
   const TierKey& key = records_[id].key;
   for (std::size_t at = home(table_, key); table_[at] != Table::kEmpty; at = table_.after(at)) {
     ++steps_;
-    if (table_[at] == id + 1) return close_hole(at);
+    if (table_[at] != id + 1) continue;
+    const std::size_t hole = close_hole(
+        at, table_.size() - 1, [&](std::size_t place) { return table_[place] == Table::kEmpty; },
+        [&](std::size_t place) {
+          ++steps_;
+          return home(table_, records_[table_[place] - 1].key);
+        },
+        [&](std::size_t from, std::size_t to) { table_[to] = table_[from]; });
+    table_[hole] = Table::kEmpty;
+    return;
   }
   KVFOLIO_CHECK(old_.size() > 0);
   // A mark is left, since this table only becomes emptier.
@@ -124,20 +134,6 @@ void RecordIndex::take_out(std::uint32_t id) noexcept {
     return;
   }
   KVFOLIO_CHECK(false);
-}
-
-// The places behind the hole move up, unless they would pass their home: no marks of what was there
-// are left, so a table never fills with them.
-void RecordIndex::close_hole(std::size_t hole) noexcept {
-  const std::size_t mask = table_.size() - 1;
-  for (std::size_t at = table_.after(hole); table_[at] != Table::kEmpty; at = table_.after(at)) {
-    ++steps_;
-    const std::size_t from_home = (at - home(table_, records_[table_[at] - 1].key)) & mask;
-    if (from_home < ((at - hole) & mask)) continue;
-    table_[hole] = table_[at];
-    hole = at;
-  }
-  table_[hole] = Table::kEmpty;
 }
 
 bool RecordIndex::check() const noexcept {

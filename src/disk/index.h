@@ -121,7 +121,6 @@ class RecordIndex {
   [[nodiscard]] bool make_room() noexcept;
   void insert(std::uint32_t id) noexcept;
   void take_out(std::uint32_t id) noexcept;
-  void close_hole(std::size_t hole) noexcept;
   void move_some() noexcept;
 
   Chunked<Record, 4096> records_;

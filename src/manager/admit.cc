@@ -353,7 +353,7 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
 
 // ---- a sequence, once ----
 
-// As reserve_spans(), which it does not call.
+// Would grow_spans() find room? It changes nothing.
 bool KVCacheManager::Impl::would_fit(std::int32_t row, std::int32_t end) const noexcept {
   const Sequence& s = rows_[row];
   const auto fits = [&](bool with_pending) {

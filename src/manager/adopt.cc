@@ -29,11 +29,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     return {ErrorCode::kFailedPrecondition,
             concat("adopt: the sequence has ", s.length, " tokens; clear() it first")};
   }
-  if (m.promises_.has(row)) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("adopt: ", m.promises_.tokens(row),
-                   " tokens are reserved for the sequence; reserve() 0 first, or after adopt()")};
-  }
+  KVFOLIO_RETURN_IF_ERROR(m.check_no_promise(row, "adopt"));
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "adopt", num_tokens));
   if (tables.size() != m.groups_.size()) {
     return {ErrorCode::kInvalidArgument,

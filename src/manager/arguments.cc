@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/media.h"
 #include "base/text.h"
 #include "kvfolio/ids.h"
 
@@ -39,17 +40,7 @@ Status check_tokens(std::string_view what, std::span<const std::int32_t> tokens,
 Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
                   const OpenOptions& options, const SpanArena& arena) {
   KVFOLIO_RETURN_IF_ERROR(check_tokens(what, tokens, arena));
-  std::int32_t last = 0;
-  for (std::size_t i = 0; i < options.media.size(); ++i) {
-    const MediaSpan& span = options.media[i];
-    if (span.begin < last || span.end <= span.begin || span.end > kMaxSequenceTokens) {
-      return {
-          ErrorCode::kInvalidArgument,
-          concat(what, ": media span ", i, " is [", span.begin, ", ", span.end,
-                 "), allowed: not empty, ascending, disjoint, within 0 to ", kMaxSequenceTokens)};
-    }
-    last = span.end;
-  }
+  KVFOLIO_RETURN_IF_ERROR(check_media(what, options.media));
   if (options.max_tokens < 0 || options.max_tokens > kMaxSequenceTokens) {
     return {ErrorCode::kInvalidArgument, concat(what, ": max_tokens is ", options.max_tokens,
                                                 ", allowed: 0 to ", kMaxSequenceTokens)};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/hash_hole.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -36,20 +37,14 @@ void CallerIds::insert(std::uint64_t id, std::int32_t row) noexcept {
 }
 
 void CallerIds::erase(std::uint64_t id) noexcept {
-  std::size_t hole = cell_of(id);
-  KVFOLIO_CHECK(cells_[hole].row_plus_1 != 0);
-  cells_[hole] = {};
+  const std::size_t erased = cell_of(id);
+  KVFOLIO_CHECK(cells_[erased].row_plus_1 != 0);
   --size_;
-  // An id behind the hole moves into it if its home does not lie behind the hole too: a search for
-  // it would stop there.
-  for (std::size_t cell = (hole + 1) & mask(); cells_[cell].row_plus_1 != 0;
-       cell = (cell + 1) & mask()) {
-    const std::size_t home = home_of(cells_[cell].id);
-    if (((cell - home) & mask()) < ((cell - hole) & mask())) continue;
-    cells_[hole] = cells_[cell];
-    cells_[cell] = {};
-    hole = cell;
-  }
+  const std::size_t hole = close_hole(
+      erased, mask(), [&](std::size_t cell) { return cells_[cell].row_plus_1 == 0; },
+      [&](std::size_t cell) { return home_of(cells_[cell].id); },
+      [&](std::size_t from, std::size_t to) { cells_[to] = cells_[from]; });
+  cells_[hole] = {};
 }
 
 void CallerIds::copy_from(const CallerIds& other) noexcept {

@@ -286,6 +286,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool append_inside(Step& step, std::int32_t row,
                                    const std::int32_t* token) noexcept;
   // loads.cc
+  [[nodiscard]] Status check_no_promise(std::int32_t row, std::string_view what) const;
   [[nodiscard]] Status check_load(std::int32_t row, std::string_view what,
                                   std::span<const std::int32_t> prompt, std::int64_t end) const;
   [[nodiscard]] bool runs_with(std::int32_t row,

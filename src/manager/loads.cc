@@ -18,6 +18,14 @@ using text::concat;
 
 // ---- what a load needs ----
 
+// adopt() and begin_load() give a sequence blocks beside those that lie ready for it.
+Status KVCacheManager::Impl::check_no_promise(std::int32_t row, std::string_view what) const {
+  if (!promises_.has(row)) return {};
+  return {ErrorCode::kFailedPrecondition,
+          concat(what, ": ", promises_.tokens(row),
+                 " tokens are reserved for the sequence; reserve() 0 first, or after it")};
+}
+
 // The sequence may get tokens that no step computes. `end`: of them.
 Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
                                         std::span<const std::int32_t> prompt,
@@ -25,11 +33,6 @@ Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
   KVFOLIO_RETURN_IF_ERROR(check_growing(row, what));
   KVFOLIO_RETURN_IF_ERROR(check_decided(row, what));
   const Sequence& s = rows_[row];
-  if (promises_.has(row)) {
-    return {ErrorCode::kFailedPrecondition,
-            concat(what, ": ", promises_.tokens(row),
-                   " tokens are reserved for the sequence; reserve() 0 first, or after the load")};
-  }
   if (s.unnamed_from != kNever) {
     return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence's token ", s.unnamed_from,
                                                    " has no name; set_tokens() first")};
@@ -136,6 +139,7 @@ Result<Load> KVCacheManager::begin_load(SequenceId id, std::span<const std::int3
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_no_promise(row, "begin_load"));
   KVFOLIO_RETURN_IF_ERROR(m.check_load(row, "begin_load", prompt, end));
   const Sequence& s = m.rows_[row];
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "begin_load", end - s.length));

@@ -124,6 +124,7 @@ Result<std::optional<BlockNames::Name>> BlockNames::name_within(std::int64_t mos
                                                                 const Visit& visit) {
   const auto path = manager_.prefix_of(group, block, 0, {});
   if (!path) return path.error();
+  num_steps_ += path->num_media / kSpansOfStep;
   const std::uint64_t serial = serial_of(group, block);
   const bool goes_on =
       way_.serial != 0 && way_.serial == serial && way_.group == group && way_.block == block;

@@ -29,6 +29,8 @@ class BlockNames {
     std::span<const std::int32_t> tokens;
     std::span<const MediaSpan> media;  // of the whole path
   };
+  // They are counted and copied in about the time in which a unit is hashed.
+  static constexpr std::int32_t kSpansOfStep = 32;
   using Visit = std::function<void(const Step&)>;
   // The hash of no tokens under a root; and what stands for the hash of a prefix of whole units.
   using RootHash = std::function<Digest(const RootKey&)>;
@@ -49,7 +51,9 @@ class BlockNames {
   // kNotFound: the block is not findable. `visit` sees the units that this call hashes, in order.
   Result<Name> name(GroupId group, BlockId block, const Visit& visit = {});
   // The same in at most about so many steps: looks at a block, and units hashed. Nothing: it takes
-  // more, and the next call for the same block goes on.
+  // more, and the next call for the same block goes on. Each call also looks at all media of the
+  // block's path, which are lists in the prefix tree: kSpansOfStep of them are a step that comes on
+  // top, so that a call gets on whatever it is allowed.
   Result<std::optional<Name>> name_within(std::int64_t most_steps, GroupId group, BlockId block,
                                           const Visit& visit = {});
   // The hash of the first `end` tokens of a sequence's table, if a block that ends there is

@@ -21,8 +21,8 @@ struct Named {
             *KVCacheManager::create(spec, {.max_sequences = 4, .list_findable = list_findable})),
         identity(*Identity::create(test::toy_of(spec), manager.spec())) {}
 
-  void compute(std::span<const std::int32_t> tokens) {
-    const SequenceId id = manager.open(tokens)->sequence;
+  void compute(std::span<const std::int32_t> tokens, const OpenOptions& options = {}) {
+    const SequenceId id = manager.open(tokens, options)->sequence;
     const Ticket ticket = *manager.begin_step();
     ASSERT_TRUE(manager.append(id, tokens).ok());
     ASSERT_TRUE(manager.plan());
@@ -89,6 +89,32 @@ TEST(BlockNames, AWayThatIsGoneInPiecesLeadsToTheSameName) {
       }
     }
   }
+}
+
+// 131,072 spans of one token and 8,192 blocks to name were a billion looks in one poll.
+TEST(BlockNames, LooksAtTheMediaOfAPathAreSteps) {
+  constexpr std::int32_t kTokens = 800;
+  std::vector<MediaSpan> media;
+  for (std::int32_t i = 0; i < kTokens; ++i) {
+    media.push_back({.begin = i, .end = i + 1, .content_id = {std::byte{1}}});
+  }
+  Named plain(test::full(400), true), cache(test::full(400), true);
+  plain.compute(prompt_of(1, kTokens));
+  cache.compute(prompt_of(1, kTokens), {.media = media});
+  BlockNames without = plain.names(), names = cache.names();
+  for (const BlockId block : plain.findable(GroupId(0))) {
+    ASSERT_TRUE(without.name(GroupId(0), block));
+  }
+  std::int64_t spans = 0;
+  for (const BlockId block : cache.findable(GroupId(0))) {
+    const std::int64_t before = names.num_steps();
+    const auto name = names.name(GroupId(0), block);
+    ASSERT_TRUE(name);
+    EXPECT_GT(names.num_steps() - before, name->end / BlockNames::kSpansOfStep);
+    spans += name->end;
+  }
+  EXPECT_EQ(spans, kTokens / 8 * (kTokens + 8) / 2);
+  EXPECT_LE(names.num_steps(), without.num_steps() + spans / BlockNames::kSpansOfStep);
 }
 
 TEST(BlockNames, AnotherBlockInBetweenOrAForgettingBeginsTheWayAnew) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A restore that fails half-way leaves nothing behind.
+// Restores into a pool that has no place for all sequences. One that fails half-way leaves nothing
+// behind: see offload_memory_test.cc.
 
 #include <gtest/gtest.h>
 
@@ -14,30 +15,33 @@ using test::Cache;
 using test::MemoryFile;
 using test::prompt_of;
 
-TEST(FailedRestore, LeavesNoSequenceOpenAndHoldsNoBlock) {
-  for (const CacheSpec& spec : {test::full(40), test::mixed(40, 40)}) {
+TEST(FailedRestore, SequencesWithoutAPlaceAreLeftOutAndTheOthersAndTheCacheComeBack) {
+  for (const CacheSpec& spec : {test::full(60), test::mixed(60, 60)}) {
     Cache before(spec);
     std::vector<std::vector<std::int32_t>> prompts;
-    for (const int number : {1, 2, 3}) prompts.push_back(prompt_of(number, 50 + number));
+    for (const int number : {1, 2, 3, 4}) prompts.push_back(prompt_of(number, 50 + number));
     std::vector<SnapshotSequence> sequences;
     sequences.reserve(prompts.size());
     for (const auto& prompt : prompts) {
       sequences.push_back({.sequence = before.start(prompt), .tokens = prompt});
     }
+    const std::vector<std::int32_t> cached = prompt_of(5, 64);
+    before.compute(cached);
     const auto identity = Identity::create(test::toy_of(spec), spec);
     ASSERT_TRUE(identity);
     MemoryFile file;
     ASSERT_TRUE(save(before.manager, *identity, file, {.sequences = sequences}));
-    Cache after(spec, {.max_sequences = 2});  // the third has no place
+    Cache after(spec, {.max_sequences = 3});  // two, and one for what the prefix cache had
     const auto stats = restore(after.manager, *identity, file);
-    ASSERT_FALSE(stats);
-    EXPECT_EQ(stats.error().code(), ErrorCode::kResourceExhausted);
-    EXPECT_EQ(after.manager.num_sequences(), 0);
-    for (std::size_t g = 0; g < spec.groups.size(); ++g) {
-      const GroupUsage usage = *after.manager.usage(GroupId(std::int32_t(g)));
-      EXPECT_EQ(usage.held, 0);
-      EXPECT_EQ(usage.loading, 0);
+    ASSERT_TRUE(stats) << stats.error();
+    ASSERT_EQ(stats->sequences.size(), 2u);
+    EXPECT_EQ(after.manager.num_sequences(), 2);
+    EXPECT_EQ(stats->paths_no_room, 2);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(stats->sequences[i].tokens, prompts[i]);
+      after.check_sequence(stats->sequences[i].sequence, prompts[i]);
     }
+    EXPECT_EQ(after.check_hit(cached), 63);
     EXPECT_TRUE(after.manager.check_invariants().ok());
   }
 }

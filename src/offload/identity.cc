@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/invalid.h"
+#include "base/media.h"
 #include "base/mutants.h"
 #include "base/text.h"
 #include "offload/canonical_fields.h"
@@ -207,6 +208,10 @@ Status Identity::check_spec(const CacheSpec& spec) const {
   return {};
 }
 
+Status Identity::check_media(std::span<const MediaSpan> media) {
+  return kvfolio::check_media("identity", media);
+}
+
 Digest Identity::root(const RootKey& root, std::uint64_t epoch) const noexcept {
   hash_->begin().add(kRoot).add(model_);
   struct Field {
@@ -252,12 +257,10 @@ Digest Identity::next(const Digest& before, std::int32_t begin,
     bytes.add(static_cast<std::uint32_t>(token));
   }
   const std::int32_t end = begin + static_cast<std::int32_t>(tokens.size());
-  const auto touches = [&](const MediaSpan& span) { return span.begin < end && span.end > begin; };
-  const auto count = std::count_if(media.begin(), media.end(), touches);
+  const std::span<const MediaSpan> within = spans_within(media, begin, end);
   flush_for(sizeof(std::uint32_t));
-  bytes.add(static_cast<std::uint32_t>(count));
-  for (const MediaSpan& span : media) {
-    if (!touches(span)) continue;
+  bytes.add(static_cast<std::uint32_t>(within.size()));
+  for (const MediaSpan& span : within) {
     flush_for(kMediaFrame);
     add_media(bytes, span, begin);
   }

@@ -246,9 +246,46 @@ TEST(Identity, EachTokenItsPlaceAndTheMediaCount) {
   for (const MediaSpan& span : spans) {
     EXPECT_TRUE(seen.insert(identity.next(root, 0, tokens, std::span(&span, 1))).second);
   }
-  const MediaSpan elsewhere{.begin = 16, .end = 20};
+  const MediaSpan elsewhere{.begin = 16, .end = 20, .content_id = {std::byte{1}}};
   EXPECT_EQ(identity.next(root, 0, tokens, std::span(&elsewhere, 1)),
             identity.next(root, 0, tokens));
+}
+
+// Looked at one by one for each unit these were 10^11 spans: minutes, where the time of the test
+// ends.
+TEST(Identity, SpansThatLieElsewhereCostNothing) {
+  const Identity identity = made();
+  constexpr std::int32_t kSpans = 1 << 21;
+  std::vector<MediaSpan> media(kSpans);
+  for (std::int32_t i = 0; i < kSpans; ++i) {
+    media[std::size_t(i)] = {.begin = i, .end = i + 1, .content_id = {std::byte{1}}};
+  }
+  const std::vector<std::int32_t> tokens = count_up(16);
+  Digest hash = identity.root({}, 0);
+  Digest alone = hash;
+  for (std::int32_t unit = 0; unit < (1 << 17); ++unit) {
+    const std::int32_t begin = unit % (kSpans / 16) * 16;
+    hash = identity.next(hash, begin, tokens, media);
+    if (unit >= 100) continue;
+    alone = identity.next(alone, begin, tokens, std::span(media).subspan(std::size_t(begin), 16));
+    ASSERT_EQ(alone, hash);
+  }
+}
+
+TEST(Identity, MediaAreCheckedAsOpenChecksThem) {
+  const std::array<std::byte, 32> id = {std::byte{1}};
+  EXPECT_TRUE(Identity::check_media({}).ok());
+  const MediaSpan good[] = {{.begin = 0, .end = 4, .content_id = id},
+                            {.begin = 4, .end = 5, .content_id = id}};
+  EXPECT_TRUE(Identity::check_media(good).ok());
+  const MediaSpan turned[] = {good[1], good[0]};
+  EXPECT_EQ(
+      Identity::check_media(turned).message(),
+      "identity: media span 1 is [0, 4), allowed: not empty, ascending, disjoint, within 0 to "
+      "1073741824");
+  const MediaSpan bare[] = {good[0], {.begin = 4, .end = 5}};
+  EXPECT_EQ(Identity::check_media(bare).message(),
+            "identity: media span 1 has a content_id of zeros, allowed: a digest of its content");
 }
 
 // A unit of 1024 tokens and many spans are longer than what is gathered before it is hashed.

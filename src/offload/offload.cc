@@ -221,6 +221,7 @@ void Offload::Impl::finish(Request& request, std::int32_t cached_tokens, LoadEnd
 Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
   notice_forgetting();
   if (Request* request = requests_.find(requests_.of(sequence)); request != nullptr) {
+    request->failed |= !request->is_last_part();  // no part follows
     if (!end_copies(*request)) {
       request->stops = true;
       return Status(ErrorCode::kFailedPrecondition,

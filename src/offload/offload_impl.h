@@ -14,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "offload/epochs.h"
 #include "offload/forgotten_roots.h"
 #include "offload/held_stores.h"
+#include "offload/loaded_keys.h"
 #include "offload/ops.h"
 #include "offload/requests.h"
 #include "offload/steps.h"
@@ -141,7 +141,9 @@ class Offload::Impl {
   // ---- offload_request.cc ----
   // These return false where the steps of the call end before: they go on in the next one.
   void go_on(Request& request);
-  void set_deadline(Request& request) const;
+  [[nodiscard]] std::uint64_t time_of(std::int64_t bytes) const noexcept;
+  void give_load_time(Request& request) const;
+  void earn_time(Request& request, std::int64_t bytes) const;
   [[nodiscard]] bool has_gone_on(const Request& request) const;
   bool look_for_blocks(Request& request, bool with_tiers, std::int32_t limit);
   // How far what was looked for reaches.
@@ -183,8 +185,7 @@ class Offload::Impl {
   [[nodiscard]] Result<bool> is_over(CopyTicket ticket) const;
 
   // ---- what one call may do ----
-  static constexpr std::int64_t kAnswersPerPoll = 4096;            // of each tier
-  static constexpr std::size_t kLoadedMax = std::size_t{1} << 16;  // then some are stored again
+  static constexpr std::int64_t kAnswersPerPoll = 4096;  // of each tier
 
   // ---- offload_tiers.cc ----
   void look_at_tiers();
@@ -243,8 +244,7 @@ class Offload::Impl {
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
   HeldStores held_;                    // the same, until release_stores()
   std::vector<Storing> storing_;
-  // What was loaded, until the manager lists it as findable: tiers have it.
-  std::unordered_set<TierKey, TierKeyHash> loaded_;
+  LoadedKeys loaded_;
   // of one poll
   std::uint64_t now_us_ = 0;
   std::int64_t budget_ = 0;

@@ -29,8 +29,10 @@ struct Late {
   std::uint64_t now_us = 1'000'000;
 
   explicit Late(std::int64_t arena_bytes = 1 << 20,
-                ManagerOptions options = {.max_sequences = 16, .max_transfers = 8})
-      : cache(test::full(40), options, &memory), offload(offload_of(cache, {}, arena_bytes)) {
+                ManagerOptions options = {.max_sequences = 16, .max_transfers = 8},
+                std::int32_t num_blocks = 40)
+      : cache(test::full(num_blocks), options, &memory),
+        offload(offload_of(cache, {}, arena_bytes)) {
     memory.ends_percent = 0;
   }
   std::span<const SequenceReady> poll() { return offload->poll(now_us += 100); }
@@ -200,6 +202,65 @@ TEST(OffloadLate, ACancelIsRefusedWhileBlocksAreCopiedAndTheSequenceIsReadySoonA
   EXPECT_EQ(t.cache.manager.info(loading)->length, ready->cached_tokens);
   t.cache.check_sequence(loading, prompt_of(1, ready->cached_tokens));
   t.cache.go_on(loading, prompt_of(1, kPrompt), ready->cached_tokens);
+  t.expect_whole();
+}
+
+// A prompt of two parts, whose second one would begin when the first one has come whole.
+struct TwoParts : Late {
+  static constexpr std::int32_t kFirst = 4096 * 8;
+  const std::vector<std::int32_t> prompt = prompt_of(1, kFirst + kPrompt);
+  SequenceId loading{};
+
+  // All copies of the first part are on their way.
+  TwoParts() : Late(4 << 20, {.max_sequences = 16, .max_transfers = 4200}, 4200) {
+    cache.compute(prompt);
+    end_all();
+    evict_all(cache);
+    const auto open = offload->open(prompt);
+    EXPECT_TRUE(open && open->pending);
+    for (int i = 0; i < 20; ++i) EXPECT_TRUE(poll().empty());
+    EXPECT_EQ(memory.on_their_way(), 4096u);
+    loading = open->sequence;
+  }
+  // It goes on with what it has, and nothing is loaded for it any more.
+  void expect_canceled() {
+    EXPECT_EQ(offload->num_pending(), 0u);
+    EXPECT_EQ(offload->counters().requests_canceled, 1u);
+    EXPECT_EQ(cache.manager.info(loading)->length, kFirst);
+    EXPECT_TRUE(poll().empty());
+    cache.go_on(loading, prompt, kFirst);
+    EXPECT_TRUE(poll().empty());
+    EXPECT_EQ(offload->counters().requests_canceled, 1u);
+    expect_whole();
+  }
+};
+
+TEST(OffloadLate, ACanceledRequestWhoseFirstPartCameWholeDoesNotGoOnWithTheNext) {
+  TwoParts t;
+  t.memory.end_all();
+  const auto length = t.offload->cancel(t.loading);
+  ASSERT_TRUE(length) << length.error();
+  EXPECT_EQ(*length, TwoParts::kFirst);
+  t.expect_canceled();
+}
+
+TEST(OffloadLate, ADrainEndsARequestWhoseFirstPartCameWhole) {
+  TwoParts t;
+  t.memory.end_all();
+  t.offload->drain(t.now_us += 100);
+  t.expect_canceled();
+}
+
+TEST(OffloadLate, ACancelThatWasRefusedEndsTheRequestWithItsPart) {
+  TwoParts t;
+  EXPECT_EQ(t.offload->cancel(t.loading).error().code(), ErrorCode::kFailedPrecondition);
+  t.memory.end_all();
+  const auto ready = t.poll();
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].cached_tokens, TwoParts::kFirst);
+  EXPECT_EQ(ready[0].why, LoadEnd::kPart);
+  EXPECT_EQ(t.offload->num_pending(), 0u);
+  t.cache.go_on(t.loading, t.prompt, TwoParts::kFirst);
   t.expect_whole();
 }
 

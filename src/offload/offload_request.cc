@@ -9,6 +9,11 @@
 
 namespace kvfolio {
 
+namespace {
+constexpr double kAssumedRate = 1e9;                // bytes/s, if the host does not say it
+constexpr std::uint64_t kTimeAtOnceUs = 2'000'000;  // before any bytes come
+}  // namespace
+
 // ---- what is at hand ----
 
 // One place for each block of the first `limit` tokens. Blocks that end within what the cache had
@@ -25,8 +30,13 @@ bool Offload::Impl::look_for_blocks(Request& request, bool with_tiers, std::int3
   });
 }
 
-// The manager looks at a byte for each block, once.
+// The manager looks at a byte for each block, once. Nothing is read for a load that it would
+// refuse.
 Result<Loadable> Offload::Impl::reach(Request& request, std::int32_t limit) {
+  const auto info = manager_.info(request.sequence);
+  if (info && info->reserved_tokens > 0) {
+    return Status(ErrorCode::kFailedPrecondition, "offload: begin_load() refuses a promise");
+  }
   has_views_.assign(request.has.begin(), request.has.end());
   return manager_.loadable(request.sequence, request.tokens, limit, has_views_);
 }
@@ -47,14 +57,32 @@ bool Offload::Impl::has_gone_on(const Request& request) const {
   return info->in_open_step || info->length != request.length;
 }
 
-void Offload::Impl::set_deadline(Request& request) const {
-  constexpr double kMostUs = 2e6;
-  const double bytes = static_cast<double>(request.tokens.size()) *
-                       static_cast<double>(record_bytes(GroupId(0))) / block_size(GroupId(0));
-  const double rate = options_.load_bytes_per_s / 2;
-  const double moving = rate > 0.0 ? std::min(bytes / rate * 1e6, kMostUs) : 0.0;
-  request.deadline_us =
-      later(later(now_us_, options_.timeout_us), static_cast<std::uint64_t>(moving));
+// ---- its time (offload.h) ----
+
+// That bytes may take to come.
+std::uint64_t Offload::Impl::time_of(std::int64_t bytes) const noexcept {
+  constexpr double kMostUs = 1e15;
+  const double rate = options_.load_bytes_per_s > 0.0 ? options_.load_bytes_per_s : kAssumedRate;
+  return static_cast<std::uint64_t>(std::min(2e6 * static_cast<double>(bytes) / rate, kMostUs));
+}
+
+// Once, however often it loads. A tier that hangs would have the time of all bytes of a long
+// prompt, so most of that comes with the bytes.
+void Offload::Impl::give_load_time(Request& request) const {
+  if (request.has_load_time || request.bytes == 0) return;
+  request.has_load_time = true;
+  const std::uint64_t all_us = time_of(request.bytes);
+  const std::uint64_t at_once_us = std::min(all_us, kTimeAtOnceUs);
+  request.deadline_us = later(request.deadline_us, at_once_us);
+  request.owed_us = all_us - at_once_us;
+}
+
+void Offload::Impl::earn_time(Request& request, std::int64_t bytes) const {
+  const std::uint64_t us = std::min(time_of(bytes), request.owed_us);
+  request.owed_us -= us;
+  request.since_us = std::min(later(request.since_us, us), now_us_);
+  request.deadline_us = std::min(later(request.deadline_us, us),
+                                 later(later(now_us_, options_.timeout_us), kTimeAtOnceUs));
 }
 
 // May end the request.
@@ -71,7 +99,7 @@ void Offload::Impl::go_on(Request& request) {
   }
   if (request.state == State::kNew) {
     if (!requests_.hash_part(request, steps_) || !steps_.has_any()) return;  // in the next poll
-    set_deadline(request);
+    request.deadline_us = later(now_us_, options_.timeout_us);
     request.since_us = now_us_;
     requests_.enter(request, State::kListing);
   }
@@ -271,6 +299,7 @@ bool Offload::Impl::choose(Request& request) {
     request.limit = request.can.begin + tokens / 2;
     requests_.enter(request, State::kChoosing);
   }
+  give_load_time(request);
   requests_.enter(request, State::kLoading);
   return true;
 }

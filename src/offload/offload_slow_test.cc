@@ -366,6 +366,105 @@ TEST(Offload, AStoreThatHangsKeepsItsMemoryAndDrainSaysSo) {
   EXPECT_FALSE(offload->tier_counters(0).passed_over);
 }
 
+// ---- the time that bytes take ----
+
+// A tier that has the records of one prompt.
+struct Paced {
+  SlowTier tier;
+  std::vector<std::int32_t> prompt;
+  std::int64_t arena_bytes;
+  Cache cache;
+  const OffloadTier tiers[1] = {{.tier = &tier}};
+  std::unique_ptr<Offload> offload;
+
+  // The last token is not loaded.
+  Paced(const CacheSpec& spec, std::int32_t num_tokens, std::int64_t all_bytes)
+      : prompt(prompt_of(1, num_tokens + 1)), arena_bytes(all_bytes), cache(spec) {
+    offload = offload_of(cache, tiers, arena_bytes);
+    cache.compute(prompt);
+    run_to_the_end(*offload);
+    EXPECT_TRUE(offload->idle());
+  }
+  // Each record takes `record_us`, and from `hangs_at_us` on none comes. Returns how the load ended
+  // and when.
+  std::pair<SequenceReady, std::uint64_t> load(std::uint64_t record_us, OffloadOptions options,
+                                               std::uint64_t hangs_at_us = ~std::uint64_t{0}) {
+    evict_all(cache);
+    offload = offload_of(cache, tiers, arena_bytes, options);
+    tier.record_us = record_us;
+    const std::uint64_t begin_us = tier.now_us + 10'000'000;
+    EXPECT_TRUE(offload->open(prompt)->pending);
+    std::pair<SequenceReady, std::uint64_t> end;
+    for (std::uint64_t us = 0; end.first.sequence == SequenceId{} && us < 20'000'000; us += 500) {
+      tier.loads_hang = us >= hangs_at_us;
+      for (const SequenceReady& one : offload->poll(begin_us + us)) end = {one, us};
+    }
+    tier.wake();
+    EXPECT_TRUE(cache.manager.close(end.first.sequence).ok());
+    EXPECT_TRUE(offload->check_invariants().ok());
+    for (int i = 0; i < 10 && !offload->idle(); ++i) run_to_the_end(*offload, tier.now_us);
+    EXPECT_TRUE(offload->idle());
+    return end;
+  }
+};
+
+// 8 records of 2 MiB and 8 of 64 KiB: 34.6 ms at 500 MB/s.
+TEST(Offload, TheBytesOfAllGroupsHaveTheirTimeAlsoIfNoRateIsGiven) {
+  CacheSpec spec{.groups = {test::group_of(9), test::group_of(9)}};
+  for (GroupSpec& group : spec.groups) group.block_size = 1024;
+  spec.groups[1].num_kv_heads = 32;
+  Paced t(spec, 8 * 1024, 40 << 20);
+  const OffloadOptions plain{.timeout_us = 1'000};
+  EXPECT_EQ(t.load(2'000, plain).first.why, LoadEnd::kLoaded);
+  const auto [ready, at_us] = t.load(5'000, plain);
+  EXPECT_NE(ready.why, LoadEnd::kLoaded);  // kTimeout, unless the tier says so first
+  EXPECT_GE(at_us, 35'000u);
+  EXPECT_LE(at_us, 37'000u);
+  const auto at = [](double rate) {
+    return OffloadOptions{.timeout_us = 1'000, .load_bytes_per_s = rate};
+  };
+  EXPECT_EQ(t.load(2'000, at(2e9)).first.why, LoadEnd::kTimeout);
+  EXPECT_EQ(t.load(4'000, at(500e6)).first.why, LoadEnd::kLoaded);
+}
+
+// 500 records, of which each has 10 ms: 5 s in all.
+TEST(Offload, TimeBeyondTwoSecondsComesWithTheBytes) {
+  constexpr std::int64_t kRecords = 500;
+  Paced t(test::full(kRecords + 2), kRecords * 8, (kRecords + 10) * kFullRecord);
+  const OffloadOptions options{.load_bytes_per_s = 2.0 * kFullRecord / 0.01};
+  const auto in_time = t.load(9'000, options);
+  EXPECT_EQ(in_time.first.why, LoadEnd::kLoaded);
+  EXPECT_EQ(in_time.first.cached_tokens, kRecords * 8);
+  EXPECT_LE(in_time.second, 4'600'000u);
+
+  const auto slow = t.load(12'000, options);
+  EXPECT_EQ(slow.first.why, LoadEnd::kTimeout);
+  EXPECT_GE(slow.first.cached_tokens, 400 * 8);
+  EXPECT_GE(slow.second, 5'000'000u);
+  EXPECT_LE(slow.second, 5'100'000u);
+
+  const auto trickling = t.load(500'000, options);
+  EXPECT_EQ(trickling.first.why, LoadEnd::kTimeout);
+  EXPECT_EQ(trickling.first.cached_tokens, 4 * 8);
+  EXPECT_GE(trickling.second, 2'050'000u);
+  EXPECT_LE(trickling.second, 2'100'000u);
+
+  // It has brought more than in its time.
+  const auto hanging = t.load(3'000, options, 1'000'000);
+  EXPECT_EQ(hanging.first.why, LoadEnd::kTimeout);
+  EXPECT_GE(hanging.first.cached_tokens, 330 * 8);
+  EXPECT_LE(hanging.second, 3'100'000u) << "what it has earned is not kept";
+}
+
+// Questions move no bytes.
+TEST(Offload, ATierThatDoesNotSayWhatItHasIsNotGivenTheTimeOfItsBytes) {
+  Paced t(test::full(12), 80, 20 * kFullRecord);
+  t.tier.questions_time_out = true;
+  const auto end = t.load(0, {.load_bytes_per_s = 2.0 * kFullRecord / 0.1});
+  EXPECT_EQ(end.first.why, LoadEnd::kTimeout);
+  EXPECT_LE(end.second, 51'000u);
+}
+
 // ---- many prompts, one arena ----
 
 // O3.
@@ -495,7 +594,9 @@ TEST(Offload, ALongPromptOfAWindowModelComesBackInPollsOfBoundedWorkToo) {
   }
   for (const std::uint64_t timeout_us : {1'000'000u, 2'000u}) {
     Cache cache(spec);
-    const auto offload = offload_of(cache, tiers, 45'000 * kFullRecord, {.timeout_us = timeout_us});
+    const auto offload =  // bytes take no time
+        offload_of(cache, tiers, 45'000 * kFullRecord,
+                   {.timeout_us = timeout_us, .load_bytes_per_s = 1e15});
     const auto open = offload->open(large);
     ASSERT_TRUE(open->pending);
     std::uint64_t now_us = 1;

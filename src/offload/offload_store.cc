@@ -149,7 +149,7 @@ Offload::Impl::Begun Offload::Impl::store_block(const FindableBlock& block,
                                                 const BlockNames::Name& name) {
   KVFOLIO_DCHECK(name.end > 0 && name.end % block_size(block.group) == 0);
   const TierKey key = identity_.key(block.group, name.tokens);
-  const bool was_loaded = loaded_.erase(key) > 0;
+  const bool was_loaded = loaded_.take(key);
   if (const ArenaPin there = arena_->find(key)) {
     if (there.uses() == 1) store_to_tiers(key, record_bytes(block.group), true);
     return Begun::kNo;

@@ -52,7 +52,8 @@ inline CacheSpec mixed(std::int32_t full_blocks, std::int32_t window_blocks) {
 }
 // The model as the groups of this spec have it.
 inline ModelIdentity toy_of(const CacheSpec& spec, ModelIdentity model = kToy) {
-  if (spec.groups.size() == 2 && model.layers.empty()) model.layers = "0-1;2-3";
+  const std::size_t groups = spec.groups.size();
+  if (groups > 1 && model.layers.empty()) model.layers = groups == 2 ? "0-1;2-3" : "0-1;2-3;4-5";
   return model;
 }
 

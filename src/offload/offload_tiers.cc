@@ -264,7 +264,7 @@ Offload::Impl::Begun Offload::Impl::start_load(Request& request, const Piece& pi
   add_item({.kind = TierOp::kLoad, .tier = index, .key = piece.key, .bytes = bytes, .slot = *slot},
            memory.data());
   arriving.tag = ops_.last_tag();
-  if (submit(index, TierOp::kLoad, request.deadline_us) != 1) {
+  if (submit(index, TierOp::kLoad, later(request.deadline_us, request.owed_us)) != 1) {
     arena_->abandon(*slot);
     return works ? Begun::kLater : Begun::kNo;
   }
@@ -350,6 +350,7 @@ void Offload::Impl::deliver(const Arriving& arriving, TierResult result, bool ri
   for (const Requests::Id id : arriving.waiters) {
     Request& request = *requests_.find(id);
     if (right) {
+      earn_time(request, record_bytes(arriving.piece.group));
       requests_.hold(request, arriving.expected.end, arena_->hold(arriving.piece.key));
       continue;
     }

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "offload/loaded_keys.h"
 #include "offload/test_offload.h"
 
 namespace kvfolio {
@@ -32,6 +33,23 @@ TEST(Offload, AnotherProcessFindsItInTheTier) {
   EXPECT_EQ(ready.cached_tokens, 63);
   EXPECT_EQ(ready.why, LoadEnd::kLoaded);
   EXPECT_EQ(opened(*offload, after, prompt_of(2, 64)).why, LoadEnd::kNothing);
+}
+
+// reserve() comes behind the load: what begin_load() would refuse is not brought.
+TEST(Offload, NothingIsReadForASequenceWithAPromise) {
+  const auto records = left_by_a_first_process(prompt_of(1, 64));
+  for (const bool reserved : {false, true}) {
+    MemoryTier reopened;
+    reopened.records = records;
+    const OffloadTier tiers_after[] = {{.tier = &reopened}};
+    Cache after(test::full(40));
+    const auto offload = offload_of(after, tiers_after);
+    const SequenceId id = offload->open(prompt_of(1, 64))->sequence;
+    ASSERT_TRUE(after.manager.reserve(id, reserved ? 64 : 0).ok());
+    run_to_the_end(*offload);
+    EXPECT_EQ(offload->counters().tier_loads, reserved ? 0u : 8u);
+    EXPECT_EQ(after.manager.info(id)->length, reserved ? 0 : 63);
+  }
 }
 
 // The same tokens under each other identity, salt or adapter: no hit.
@@ -574,6 +592,43 @@ TEST(Offload, WhatATierHasBroughtIsNotStoredThereAgain) {
   cache.compute(prompt_of(100, 64));
   run_to_the_end(*offload, 30'000'000);
   EXPECT_EQ(tier.records.size(), records.size() + 8);
+}
+
+// Blocks of sequences that publish nothing never become findable.
+TEST(Offload, HoweverMuchWasLoadedAndNeverFoundWhatIsLoadedNowIsNotStoredAgain) {
+  constexpr int kBlocks = 1024, kPrompts = 65, kLast = 4;
+  static_assert(kPrompts * kBlocks > LoadedKeys::kMost);
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(kLast * kBlocks));
+  const auto offload =
+      offload_of(cache, tiers, (kBlocks + 2) * kFullRecord, {.timeout_us = 100'000'000});
+  std::uint64_t now_us = 1;
+  const auto load = [&](int first, int num_prompts, Publish publish) {
+    tier.records.clear();
+    for (int i = first; i < first + num_prompts; ++i) {
+      const auto prompt = prompt_of(i, kBlocks * 8);
+      tier.records.merge(left_by_a_first_process(prompt));
+      ASSERT_TRUE(offload->open(prompt, {.publish = publish})->pending);
+    }
+    for (int ready = 0; ready < num_prompts; now_us += 100) {
+      ASSERT_LT(now_us, 100'000'000u);
+      for (const SequenceReady& one : offload->poll(now_us)) {
+        EXPECT_EQ(one.cached_tokens, kBlocks * 8 - 1);
+        EXPECT_TRUE(cache.manager.close(one.sequence).ok());
+        ++ready;
+      }
+    }
+    for (; !offload->idle(); now_us += 100) offload->poll(now_us);
+  };
+  for (int i = 0; i < kPrompts; ++i) {
+    load(i, 1, Publish::kNothing);
+    ASSERT_EQ(cache.hit(prompt_of(i, kBlocks * 8)), 0);
+  }
+  // The arena has given up the records of the first ones when the manager lists their blocks.
+  load(kPrompts, kLast, Publish::kAll);
+  EXPECT_EQ(offload->counters().stores, 0u);
+  EXPECT_EQ(offload->counters().tier_stores, 0u);
 }
 
 }  // namespace

@@ -148,7 +148,7 @@ Result<std::span<const KVStorage::ImageRun>> Offload::Impl::runs_of(GroupId grou
 
 void Offload::Impl::note_loaded(const TierKey& key) {
   ++counters_.loads;
-  if (loaded_.size() < kLoadedMax) loaded_.insert(key);
+  loaded_.add(key);
 }
 
 void Offload::Impl::note_damaged(Request& request, const Piece& piece) {

@@ -83,6 +83,8 @@ struct Request {
   bool has_a_part = false;        // one came whole
   std::uint64_t deadline_us = 0;  // of the tiers, then of the copy; from kListing on
   std::uint64_t since_us = 0;     // it asks, or it loads
+  bool has_load_time = false;     // the deadline has the time of what is loaded
+  std::uint64_t owed_us = 0;      // but for this, which the deadline has when more has come
   Walk walk{};
   std::size_t turned = 0;       // pieces that were looked at, for other tiers
   std::size_t turn_end = 0;     // how many had begun when that began; 0: it has not
@@ -102,7 +104,7 @@ struct Request {
   std::int32_t waiting = 0;  // kAsking: answers, kLoading: records on their way
   Tiers promised{};          // that said that they have a record
   bool silence = false;      // a tier did not say what it has
-  bool failed = false;       // a record that was promised did not come
+  bool failed = false;       // less comes than was promised
   bool retry = false;        // and a tier may have it yet
   bool displaced = false;    // an older request took what it held
   LoadEnd why = LoadEnd::kNothing;

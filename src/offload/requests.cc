@@ -80,14 +80,14 @@ Requests::Requests(const Identity& identity, const Epochs& epochs,
   KVFOLIO_CHECK(std::ssize(groups) == identity.num_groups());
   // The end of a part has to be one that can be loaded to: where a group drops blocks, that is not
   // known before the whole prompt was looked at.
-  std::int32_t whole_blocks = 1;
-  bool keeps_all = true;
+  std::int64_t part = kPartBlocks;
+  bool in_parts = true;
   for (const GroupSpec& group : groups) {
     block_sizes_.push_back(group.block_size);
-    whole_blocks = std::lcm(whole_blocks, group.block_size);
-    keeps_all = keeps_all && GroupRule(group).keeps_all();
+    if (in_parts) part = std::lcm(part, kPartBlocks * std::int64_t{group.block_size});
+    in_parts = in_parts && GroupRule(group).keeps_all() && part <= kMaxSequenceTokens;
   }
-  part_tokens_ = keeps_all ? kPartBlocks * whole_blocks : 0;
+  part_tokens_ = in_parts ? static_cast<std::int32_t>(part) : 0;
 }
 
 Request Requests::make(SequenceId sequence, std::span<const std::int32_t> tokens,

@@ -129,6 +129,27 @@ TEST(Requests, TheNextPartBeginsWhereTheOneBeforeEnded) {
   EXPECT_EQ(request.horizon, request.last_token());
 }
 
+// 4,096 times the least common multiple of their sizes is more than 2^31, and more than any prompt.
+TEST(Requests, BlocksWhoseEndsHardlyMeetAreBroughtInOnePart) {
+  CacheSpec spec;
+  for (const std::int32_t size : {1, 1023, 1024}) {
+    spec.groups.push_back(test::group_of(40));
+    spec.groups.back().block_size = size;
+  }
+  constexpr std::int32_t kTokens = 3000;
+  Waiting waiting(spec);
+  Request& request = waiting.open(1, kTokens);
+  EXPECT_EQ(request.horizon, kTokens - 1);
+  waiting.requests.clear_has(request, request.horizon);
+  waiting.requests.clear_verdicts(request);
+  const std::size_t counts[] = {kTokens - 1, 3, 3};
+  for (std::size_t g = 0; g < std::size(counts); ++g) {
+    EXPECT_EQ(request.has[g].size(), counts[g]);
+    EXPECT_EQ(request.verdicts[g].size(), counts[g]);
+  }
+  waiting.go_to(request, State::kLoading);
+}
+
 // ---- who waits for what ----
 
 TEST(Requests, ARecordArrivesForAllThatWaitForIt) {

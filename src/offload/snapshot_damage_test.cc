@@ -94,7 +94,10 @@ void restore_damaged(MemoryFile& file, const CacheSpec& spec, bool hostile = fal
   Cache after(spec);
   const auto stats = restore(after.manager, identity_of(after), file);
   ASSERT_TRUE(after.manager.check_invariants().ok());
-  if (!stats) return;
+  if (!stats) {
+    EXPECT_FALSE(hostile) << "no section takes the others with it: " << stats.error();
+    return;
+  }
   for (const RestoredSequence& one : stats->sequences) {
     const bool is_known = std::any_of(std::begin(kNumbers), std::end(kNumbers), [&](int number) {
       return (hostile || one.caller_id == std::uint64_t(number)) &&
@@ -455,6 +458,54 @@ TEST(SnapshotDamage, SequencesWithoutEndTakeBoundedMemory) {
   EXPECT_GT(taken, 1000);
   EXPECT_LE(taken * std::int64_t{sizeof(SnapshotReader::Sequence)}, limits.memory_bytes);
   EXPECT_GT(reader.num_damaged(), 1000);
+}
+
+// A hundred bytes each again, and each names a path that is already there: what a restore gives for
+// it is that of the path.
+TEST(SnapshotDamage, SequencesThatShareALongPathTakeBoundedMemory) {
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 64));
+  MemoryFile file = saved(before);
+  file.bytes.resize(sections_of(file)[2].place);  // the identity and the root
+  const Identity identity = identity_of(before);
+  const std::vector<std::int32_t> tokens(65536, 5);
+  const Digest end =
+      add_tokens(file, identity, 0, 0, snapshot::kNoNode, identity.root({}, 0), tokens);
+  constexpr std::int32_t kSequences = 1000;
+  for (std::int32_t i = 0; i < kSequences; ++i) {
+    std::vector<std::byte> body(4 + 4 + 8 + 4 + 32);
+    LittleEndianWriter to{std::span<std::byte>(body)};
+    to.put(std::uint32_t{0});
+    to.put(std::uint32_t{65536} + static_cast<std::uint32_t>(i));  // so it is no fork
+    to.put(std::uint64_t{0});
+    to.put(std::uint32_t{0});
+    to.put(std::span<const std::byte>(end));
+    add_section(file, {.type = Type::kSequence, .a = 65536 / 8 - 1}, body);
+  }
+  const snapshot::Limits limits{.memory_bytes = 8 << 20};
+  SnapshotReader reader(identity, *before.manager.storage(), file, limits);
+  ASSERT_TRUE(reader.read().ok());
+  const auto taken = std::ssize(reader.sequences());
+  EXPECT_GT(taken, 8);
+  EXPECT_LE(taken * std::ssize(tokens) * 4, limits.memory_bytes);
+  EXPECT_GE(reader.num_damaged(), kSequences - taken);
+}
+
+// As open() refuses it. Records of its tokens lead nowhere then, and are no damage of their own.
+TEST(SnapshotDamage, AMediaSpanWithoutAContentIdIsDamageOfItsSection) {
+  const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 32), {.media = std::span(&cat, 1)});
+  MemoryFile file = saved(before);
+  for (const Section& section : sections_of(file)) {
+    if (section.header.type != Type::kTokens) continue;
+    const auto end = section.place + kHeaderBytes + std::size_t(section.header.body_bytes);
+    ASSERT_EQ(file.bytes[end - 33], std::byte{1});  // behind the content, whether it attends
+    file.bytes[end - 33] = std::byte{0};
+    seal(file, section);
+  }
+  Cache after(test::full(40));
+  EXPECT_EQ(restored(after, file).sections_damaged, 1);
 }
 
 // Under right checksums, every number of every section takes values that a program trips over.

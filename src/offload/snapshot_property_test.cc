@@ -96,7 +96,7 @@ Text World::new_text() {
   } else if (draw(3) == 0) {
     const int begin = draw(20);
     MediaSpan span{.begin = begin, .end = begin + 1 + draw(12)};
-    span.content_id[0] = std::byte(draw(3));
+    span.content_id[0] = std::byte(1 + draw(3));
     text.media.push_back(span);
   }
   const int more = 1 + draw(70);

@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "base/media.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -29,16 +30,6 @@ std::int64_t section_bytes(const SectionHeader& header) {
 bool all_zero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(),
                      [](std::byte byte) { return byte == std::byte{}; });
-}
-
-// Those of sorted spans that have one of the tokens [begin, end).
-std::span<const MediaSpan> spans_within(std::span<const MediaSpan> spans, std::int32_t begin,
-                                        std::int32_t end) {
-  const auto first = std::partition_point(spans.begin(), spans.end(),
-                                          [&](const MediaSpan& span) { return span.end <= begin; });
-  const auto last = std::partition_point(first, spans.end(),
-                                         [&](const MediaSpan& span) { return span.begin < end; });
-  return {first, last};
 }
 
 std::string take_text(LittleEndianReader& from) {
@@ -313,7 +304,8 @@ bool SnapshotReader::take_spans(LittleEndianReader& body, std::uint32_t count, s
     MediaSpan span{.begin = body.get<std::int32_t>(), .end = body.get<std::int32_t>()};
     body.get(std::span(span.content_id));
     span.attends_to_itself = body.get<std::uint8_t>() != 0;
-    if (span.begin < before || span.end <= span.begin || span.end <= begin || span.begin >= end) {
+    if (span.begin < before || span.end <= span.begin || span.end <= begin || span.begin >= end ||
+        span.end > kMaxSequenceTokens || !names_content(span)) {
       return false;
     }
     before = span.end;
@@ -381,12 +373,20 @@ bool SnapshotReader::take_sequence(const SectionHeader& header, LittleEndianRead
   const auto findable = body.get<std::int32_t>();
   Digest tokens{};
   body.get(std::span(tokens));
-  if (!body.ok() || body.left() > 0 || flags > 3 || sequence.max_tokens < 0) return false;
+  if (!body.ok() || body.left() > 0 || flags > 3 || sequence.max_tokens < 0 ||
+      sequence.max_tokens > kMaxSequenceTokens) {
+    return false;
+  }
   const bool is_empty = header.a == kNoNode;
   if (!is_empty && (header.a >= nodes_.size() || !nodes_[header.a].known)) return false;
   if (tokens != (is_empty ? Digest{} : nodes_[header.a].hash)) return false;
-  constexpr std::size_t kCallerId = 32;  // of the set
-  if (!take_memory(sizeof(Sequence) + kCallerId)) return false;
+  const std::int32_t length = is_empty ? 0 : nodes_[header.a].begin + nodes_[header.a].count;
+  if (sequence.max_tokens != 0 && sequence.max_tokens < length) return false;
+  // The set has an entry for each; and restore() gives each sequence its tokens, however many share
+  // a path.
+  constexpr std::size_t kCallerId = 32;
+  const std::size_t given = static_cast<std::size_t>(length) * sizeof(std::int32_t);
+  if (!take_memory(sizeof(Sequence) + kCallerId + given)) return false;
   if (sequence.caller_id && !caller_ids_.insert(caller_id).second) return false;
   sequences_.push_back(sequence);
   hide_tail(sequence.node, findable);

@@ -45,6 +45,7 @@ class Restorer {
   [[nodiscard]] const RestoredSequence* twin_of(const SnapshotReader::Sequence& saved) const;
   Status restore_fork(const SnapshotReader::Sequence& saved, const RestoredSequence& parent);
   Status restore_sequence(const SnapshotReader::Sequence& saved);
+  Status restore_sequences();
   void restore_paths();
   void close_all();
   // The first `length` tokens of a path, as a prompt that is not kept.
@@ -260,7 +261,7 @@ Status Restorer::restore_fork(const SnapshotReader::Sequence& saved,
 
 Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
   if (const RestoredSequence* twin = twin_of(saved)) return restore_fork(saved, *twin);
-  const Path path = reader_.path_to(saved.node);
+  Path path = reader_.path_to(saved.node);
   OpenOptions options{.publish = saved.full_blocks_only ? Publish::kFullBlocks : Publish::kAll,
                       .caller_id = saved.caller_id,
                       .max_tokens = saved.max_tokens,
@@ -269,10 +270,8 @@ Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
   options.media = path.media;
   const auto opened = manager_.open(path.tokens, options);
   if (!opened) return opened.error();
-  RestoredSequence restored{.sequence = opened->sequence,
-                            .caller_id = saved.caller_id,
-                            .tokens = path.tokens,
-                            .length = opened->cached_tokens};
+  RestoredSequence restored{
+      .sequence = opened->sequence, .caller_id = saved.caller_id, .length = opened->cached_tokens};
   if (!path.tokens.empty()) {
     const auto length = load(opened->sequence, opened->cached_tokens, path,
                              static_cast<std::int32_t>(path.tokens.size()));
@@ -282,6 +281,7 @@ Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
     }
     restored.length = *length;
   }
+  restored.tokens = std::move(path.tokens);
   stats_.sequences.push_back(std::move(restored));
   return {};
 }
@@ -361,6 +361,23 @@ void Restorer::restore_paths() {
   }
 }
 
+// One that finds no place, in rows or table entries, is left out with those behind it. Paths take
+// such a place while they are loaded: so the last one that found one gives it back.
+Status Restorer::restore_sequences() {
+  for (const SnapshotReader::Sequence& saved : reader_.sequences()) {
+    Status status = restore_sequence(saved);
+    if (status.ok()) continue;
+    if (status.code() != ErrorCode::kResourceExhausted) return status;
+    if (!stats_.sequences.empty()) {
+      static_cast<void>(manager_.close(stats_.sequences.back().sequence));
+      stats_.sequences.pop_back();
+    }
+    stats_.paths_no_room += std::ssize(reader_.sequences()) - std::ssize(stats_.sequences);
+    break;
+  }
+  return {};
+}
+
 void Restorer::close_all() {
   for (const RestoredSequence& restored : stats_.sequences) {
     static_cast<void>(manager_.close(restored.sequence));
@@ -376,18 +393,14 @@ Result<RestoreStats> Restorer::run() {
   stats_.records = reader_.num_records() + reader_.num_refused();
   stats_.sections_damaged = reader_.num_damaged();
   stats_.records_refused = reader_.num_refused();
-  for (const SnapshotReader::Sequence& saved : reader_.sequences()) {
-    Status status = restore_sequence(saved);
-    if (status.ok()) continue;
-    close_all();
-    return status;
+  Status status = restore_sequences();
+  if (status.ok()) {
+    restore_paths();
+    status = memory_;
   }
-  restore_paths();
-  if (!memory_.ok()) {
-    close_all();
-    return memory_;
-  }
-  return std::move(stats_);
+  if (status.ok()) return std::move(stats_);
+  close_all();
+  return status;
 }
 
 }  // namespace

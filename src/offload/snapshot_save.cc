@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/media.h"
 #include "base/text.h"
 #include "kvfolio/record.h"
 #include "kvfolio/snapshot.h"
@@ -209,8 +210,7 @@ void Saver::add_node(const BlockNames::Step& step) {
   run_.last = step.after;
   run_.tokens.insert(run_.tokens.end(), step.tokens.begin(), step.tokens.end());
   const std::int32_t end = step.begin + static_cast<std::int32_t>(step.tokens.size());
-  for (const MediaSpan& span : step.media) {
-    if (span.begin >= end || span.end <= step.begin) continue;
+  for (const MediaSpan& span : spans_within(step.media, step.begin, end)) {
     if (!run_.media.empty() && run_.media.back().begin >= span.begin) continue;
     run_.media.push_back(span);
   }

@@ -156,7 +156,9 @@ TEST(Snapshot, ALongPromptOfLargeBlocksWithASpanForEachTokenComesBack) {
   const std::vector<std::int32_t> prompt = prompt_of(1, 80'000);
   std::vector<MediaSpan> media(prompt.size());
   for (std::size_t i = 0; i < media.size(); ++i) {
-    media[i] = {.begin = static_cast<std::int32_t>(i), .end = static_cast<std::int32_t>(i) + 1};
+    media[i] = {.begin = static_cast<std::int32_t>(i),
+                .end = static_cast<std::int32_t>(i) + 1,
+                .content_id = {std::byte{1}}};
   }
   const ManagerOptions options{
       .max_sequences = 16, .max_media_extents = 1 << 18, .max_table_entries = 1 << 22};
@@ -286,6 +288,26 @@ TEST(Snapshot, WhatIsNotQuietOrNotKnownIsNotSaved) {
   const Ticket ticket = *cache.manager.begin_step();
   EXPECT_THAT(refusal({}), HasSubstr("1 steps are open or in flight"));
   EXPECT_TRUE(cache.manager.drop(ticket).ok());
+}
+
+// A server that reserves for each request saves them, too.
+TEST(Snapshot, ASequenceWithAPromiseIsSavedWithoutThePromise) {
+  for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
+    Cache before(spec);
+    const std::vector<std::int32_t> prompt = prompt_of(1, 37);
+    const SequenceId id = before.start(prompt, {.caller_id = 1});
+    ASSERT_TRUE(before.manager.reserve(id, 20).ok());
+    const SnapshotSequence sequence{.sequence = id, .tokens = prompt};
+    MemoryFile file = saved(before, {.sequences = std::span(&sequence, 1)});
+    EXPECT_EQ(before.manager.info(id)->reserved_tokens, 20) << "it stays";
+    Cache after(spec);
+    const RestoreStats stats = restored(after, file);
+    ASSERT_EQ(stats.sequences.size(), 1u);
+    EXPECT_EQ(stats.sequences[0].length, 37);
+    after.check_sequence(stats.sequences[0].sequence, prompt);
+    EXPECT_EQ(after.manager.info(stats.sequences[0].sequence)->reserved_tokens, 0);
+    EXPECT_EQ(after.manager.usage(GroupId(0))->reserved, 0);
+  }
 }
 
 // A wrong text would be served with another one's K and V, and a private one would become findable.

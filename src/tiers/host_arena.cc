@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/hash_hole.h"
 #include "base/mutants.h"
 #include "base/text.h"
 #include "tiers/host_arena_impl.h"
@@ -205,20 +206,17 @@ void HostArena::Impl::index_insert(std::int32_t slot) noexcept {
   index_[i] = slot + 1;
 }
 
-// Moves back what would no longer be found behind the gap.
 void HostArena::Impl::index_erase(std::int32_t slot) noexcept {
-  std::size_t gap = home(at(slot).key);
-  while (index_[gap] != slot + 1) {
-    KVFOLIO_CHECK(index_[gap] != 0);
-    gap = (gap + 1) & index_mask_;
+  std::size_t erased = home(at(slot).key);
+  while (index_[erased] != slot + 1) {
+    KVFOLIO_CHECK(index_[erased] != 0);
+    erased = (erased + 1) & index_mask_;
   }
-  for (std::size_t i = (gap + 1) & index_mask_; index_[i] != 0; i = (i + 1) & index_mask_) {
-    const std::size_t wanted = home(at(index_[i] - 1).key);
-    if (((i - wanted) & index_mask_) < ((i - gap) & index_mask_)) continue;
-    index_[gap] = index_[i];
-    gap = i;
-  }
-  index_[gap] = 0;
+  const std::size_t hole = close_hole(
+      erased, index_mask_, [&](std::size_t i) { return index_[i] == 0; },
+      [&](std::size_t i) { return home(at(index_[i] - 1).key); },
+      [&](std::size_t from, std::size_t to) { index_[to] = index_[from]; });
+  index_[hole] = 0;
 }
 
 // ---- the public face ----

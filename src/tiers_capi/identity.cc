@@ -2,6 +2,7 @@
 //
 // Names of blocks that last.
 
+#include "base/media.h"
 #include "tiers_capi/tiers_capi.h"
 
 namespace kvfolio::capi {
@@ -34,12 +35,7 @@ Status check_next(std::string_view call, const Identity& identity, std::int32_t 
     return {ErrorCode::kInvalidArgument,
             concat(call, ": ", num_tokens, " tokens, allowed: 1 to ", unit)};
   }
-  for (std::size_t i = 0; i < media.size(); ++i) {
-    if (media[i].begin >= 0 && media[i].begin < media[i].end) continue;
-    return {ErrorCode::kInvalidArgument, concat(call, ": media[", i, "] is [", media[i].begin, ", ",
-                                                media[i].end, "), which holds no position")};
-  }
-  return {};
+  return check_media(call, media);
 }
 
 }  // namespace

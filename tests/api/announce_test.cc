@@ -121,7 +121,7 @@ TEST(Announce, AnotherRootKeyAndOtherMediaShareNothing) {
 
 TEST(Announce, NoHitIsPromisedInsideASpanThatAttendsToItself) {
   Engine e({full_group(4, 32)});
-  MediaSpan image{.begin = 5, .end = 11, .content_id = {}, .attends_to_itself = true};
+  MediaSpan image{.begin = 5, .end = 11, .content_id = {std::byte{1}}, .attends_to_itself = true};
   const OpenOptions with{.media = {&image, 1}, .announce = true};
   const SequenceId first = e.open(tokens(1, 16), with).sequence;
   EXPECT_EQ(soon(e, tokens(1, 16), with), (Soon{15, first}));

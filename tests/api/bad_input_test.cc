@@ -131,9 +131,35 @@ TEST(BadInput, NegativeTokensAreRefusedWithTheirValue) {
   EXPECT_EQ(e.manager.set_tokens(s, Tokens{-1}).code(), kInvalid);
 }
 
+// A host that fills in the positions alone would let a prompt hit that of another image.
+TEST(BadInput, AMediaSpanWithoutAContentIdIsRefused) {
+  Engine e({full_group(4, 8)});
+  const Tokens prompt = tokens(1, 4);
+  const std::vector<MediaSpan> media = {{.begin = 0, .end = 1, .content_id = {std::byte{1}}},
+                                        {.begin = 2, .end = 3}};
+  const OpenOptions options{.media = media};
+  const auto refused = [](std::string_view call, const Status& status) {
+    EXPECT_EQ(status.code(), kInvalid);
+    EXPECT_EQ(status.message(),
+              std::string(call) +
+                  ": media span 1 has a content_id of zeros, allowed: a digest of "
+                  "its content");
+  };
+  refused("open", e.manager.open(prompt, options).error());
+  refused("probe", e.manager.probe(prompt, options).error());
+  refused("admit", e.manager.admit(prompt, options, 0).error());
+  refused("pin", e.manager.pin(prompt, options).error());
+  refused("soon", e.manager.soon(prompt, options).error());
+  EXPECT_EQ(e.manager.num_sequences(), 0);
+  const MediaSpan last{.begin = 2, .end = 3, .content_id = {}};
+  EXPECT_EQ(e.manager.open(prompt, {.media = std::span(&last, 1)}).error().code(), kInvalid);
+  EXPECT_TRUE(e.manager.open(prompt, {.media = std::span(media).first(1)}));
+}
+
 TEST(BadInput, MalformedMediaIsRefused) {
   Engine e({full_group(4, 8)});
   const auto refused = [&](std::vector<MediaSpan> media) {
+    for (MediaSpan& span : media) span.content_id = {std::byte{1}};
     EXPECT_EQ(e.manager.open(tokens(1, 4), {.media = media}).error().code(), kInvalid);
     EXPECT_EQ(e.manager.probe(tokens(1, 4), {.media = media}).error().code(), kInvalid);
   };

@@ -258,7 +258,7 @@ TEST(Findable, ThePathOfABlockIsTold) {
   std::vector<MediaSpan> media(2);
   media[0] = {.begin = 1, .end = 6, .attends_to_itself = true};
   media[0].content_id.fill(std::byte{3});
-  media[1] = {.begin = 9, .end = 20};
+  media[1] = {.begin = 9, .end = 20, .content_id = {std::byte{4}}};
   const RootKey root{
       .model = "m", .adapter = "a", .adapter_version = {}, .tenant_salt = "s", .epoch = 7};
   e.cache(tokens(1, 8), {.root = root, .media = media});
@@ -387,10 +387,25 @@ TEST(Loadable, EndsAtABlockOfTheTierOrAtTheLimit) {
 
 TEST(Loadable, NeverEndsInsideASpanThatAttendsToItself) {
   Engine e({full_group(4, 16)});
-  const std::vector<MediaSpan> media = {{.begin = 6, .end = 10, .attends_to_itself = true}};
+  const std::vector<MediaSpan> media = {
+      {.begin = 6, .end = 10, .content_id = {std::byte{1}}, .attends_to_itself = true}};
   const SequenceId s = e.open(tokens(1, 21), {.media = media}).sequence;
   Tier tier({{0, 1}}, {5});
   EXPECT_EQ(must(e.manager.loadable(s, tokens(1, 21), 20, tier.spans())).end, 6);
+}
+
+TEST(Loadable, AnswersInSpiteOfAPromiseWhichBeginLoadRefuses) {
+  Engine e({full_group(4, 16)});
+  const Tokens prompt = tokens(1, 21);
+  const SequenceId s = e.open(prompt).sequence;
+  must(e.manager.reserve(s, 4, {}));
+  Tier tier({{0, 1, 2, 3, 4}}, {5});
+  const Loadable can = must(e.manager.loadable(s, prompt, 20, tier.spans()));
+  EXPECT_EQ(can.end, 20);
+  EXPECT_THAT(e.manager.begin_load(s, prompt, can.end).error().message(),
+              HasSubstr("begin_load: 4 tokens are reserved for the sequence; reserve() 0 first"));
+  must(e.manager.reserve(s, 0, {}));
+  EXPECT_TRUE(e.manager.begin_load(s, prompt, can.end));
 }
 
 TEST(Loadable, SaysWhatIsWrong) {

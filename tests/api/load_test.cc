@@ -525,7 +525,8 @@ TEST(Load, RefusesASequenceThatIsNotWhatAPromptSays) {
 
 TEST(Load, DoesNotEndInsideASpanThatAttendsToItself) {
   Engine e({full_group(4, 32)});
-  const std::vector<MediaSpan> media = {{.begin = 6, .end = 10, .attends_to_itself = true}};
+  const std::vector<MediaSpan> media = {
+      {.begin = 6, .end = 10, .content_id = {std::byte{1}}, .attends_to_itself = true}};
   const SequenceId s = e.open(tokens(1, 20), {.media = media}).sequence;
   EXPECT_EQ(e.manager.begin_load(s, tokens(1, 20), 8).error().code(), ErrorCode::kInvalidArgument);
   const Load load = must(e.manager.begin_load(s, tokens(1, 20), 16));

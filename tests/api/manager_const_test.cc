@@ -94,7 +94,7 @@ class Busy {
   Tokens other = tokens(100, 20);
   Tokens picture_and_more = tokens(100, 28);
   Tokens announced = tokens(700, 250);
-  std::array<MediaSpan, 1> spans{MediaSpan{.begin = 3, .end = 11}};
+  std::array<MediaSpan, 1> spans{MediaSpan{.begin = 3, .end = 11, .content_id = {std::byte{1}}}};
   KVCacheManager manager;
   SequenceId parent;
   SequenceId child;

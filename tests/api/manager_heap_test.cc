@@ -65,6 +65,7 @@ struct Prepared {
     }
     media[0].begin = 3;
     media[0].end = 5;
+    media[0].content_id[0] = std::byte{1};
   }
   Tokens prompt;
   Tokens other;

@@ -42,12 +42,15 @@ const std::map<std::string, std::function<void(Engine&)>>& deeds() {
        [](Engine& e) { e.cache(tokens(300, 9), {.root = {.tenant_salt = "b"}}); }},
       {"an image",
        [](Engine& e) {
-         const std::vector<MediaSpan> media = {{.begin = 1, .end = 3}};
+         const std::vector<MediaSpan> media = {
+             {.begin = 1, .end = 3, .content_id = {std::byte{1}}}};
          e.cache(tokens(300, 9), {.media = media});
        }},
       {"two images",
        [](Engine& e) {
-         const std::vector<MediaSpan> media = {{.begin = 1, .end = 3}, {.begin = 4, .end = 5}};
+         const std::vector<MediaSpan> media = {
+             {.begin = 1, .end = 3, .content_id = {std::byte{1}}},
+             {.begin = 4, .end = 5, .content_id = {std::byte{1}}}};
          e.cache(tokens(300, 9), {.media = media});
        }},
       {"an open sequence", [](Engine& e) { e.say(tokens(300, 9)); }},

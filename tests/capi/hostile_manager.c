@@ -127,6 +127,8 @@ static void bad_prompts(void) {
                                  {.struct_size = sizeof media[0], .begin = 3, .end = 2}};
   BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 1, NULL, out, found, E));
   BAD(kvfolio_open(M, NULL, w.tokens, 5, media + 1, 1, NULL, out, found, E));
+  media[1].end = 4;  // all it lacks is a content_id
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, media + 1, 1, NULL, out, found, E));
   media[0].struct_size = 0;
   BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 2, NULL, out, found, E));
   BAD(kvfolio_probe(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, E));

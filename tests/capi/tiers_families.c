@@ -21,7 +21,8 @@ static void name_blocks(kvfolio_identity* names) {
   CHECK(!same_digest(root, other));
   kvfolio_root_destroy(salted);
 
-  const kvfolio_media_span image = {.struct_size = sizeof image, .begin = 1, .end = 3};
+  const kvfolio_media_span image = {
+      .struct_size = sizeof image, .begin = 1, .end = 3, .content_id = {1}};
   MUST(kvfolio_identity_next(names, &root, 0, kTokens, 4, NULL, 0, &hash, &g_error));
   MUST(kvfolio_identity_next(names, &root, 0, kTokens, 4, &image, 1, &with_media, &g_error));
   CHECK(!same_digest(hash, with_media));

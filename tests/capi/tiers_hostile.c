@@ -138,6 +138,9 @@ static void hostile_identity(void) {
   BAD(kvfolio_identity_next(w.names, &w.root, 0, kTokens, 4, NULL, 0, NULL, E));
   kvfolio_media_span span = {.struct_size = sizeof span, .begin = INT_MIN, .end = INT_MAX};
   BAD(kvfolio_identity_next(w.names, &w.root, 0, kTokens, 4, &span, 1, out, E));
+  span.begin = 0;  // all it lacks is a content_id
+  BAD(kvfolio_identity_next(w.names, &w.root, 0, kTokens, 4, &span, 1, out, E));
+  span.content_id[0] = 1;
   span.begin = span.end;
   BAD(kvfolio_identity_next(w.names, &w.root, 0, kTokens, 4, &span, 1, out, E));
   span.struct_size = 3;

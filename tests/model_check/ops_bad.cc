@@ -245,6 +245,7 @@ void Harness::bad_argument(Rng& rng) {
     case 17:  // empty, reversed, negative, overlapping, out of order
     case 18: {
       const int kind = rng.below(5);
+      span.content_id[0] = std::byte{1};
       span.begin = kind == 2 ? -1 : 4;
       span.end = kind == 0 ? 4 : (kind == 1 ? 2 : 6);
       media.push_back(span);

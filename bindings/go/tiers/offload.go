@@ -46,9 +46,11 @@ type NameEpochs struct {
 
 // OffloadOptions of an Offload (OffloadOptions in offload.h).
 type OffloadOptions struct {
-	ArenaBytes        int64         // host memory
-	BytesPerPoll      int64         // 0: 16 MiB
-	Timeout           time.Duration // of the tiers' answers, beside the time that bytes take; 0: 50 ms
+	ArenaBytes   int64 // host memory
+	BytesPerPoll int64 // 0: 16 MiB
+	// How long the tiers' answers may take, beside the time that bytes take at half of LoadBytesPerS, or at 500 MB/s if
+	// that is 0. Up to 2 s of that are given at once, the rest as bytes come. 0: 50 ms.
+	Timeout           time.Duration
 	CopyTimeout       time.Duration // of the copy to the cache once all is at hand; 0: 2 s
 	LoadBytesPerS     float64       // load from tiers only what is slower to compute; 0: always
 	PrefillTokensPerS float64

@@ -73,6 +73,7 @@ nb::list keys(const IdentityObject& self, nb::handle tokens, Int group, nb::hand
   const Input<std::int32_t> numbers(tokens, "tokens");
   const HeldRoot held(root);
   const std::vector<MediaSpan> spans = media_of(media);
+  check(Identity::check_media(spans));
   const auto epochs = static_cast<std::uint64_t>(within(epoch, "epoch", 0, INT64_MAX));
   const std::int32_t unit = identity.unit();
   const std::int32_t block = self.spec.groups[static_cast<std::size_t>(id.value())].block_size;

@@ -299,7 +299,9 @@ void add_life(nb::class_<OffloadObject>& c) {
                "hold_stores: bool = False) -> None"),
        "The manager has a Storage and list_findable=True. tiers: the cheapest first, at most 8; "
        "from now on only the Offload submits to them. timeout: seconds that a prompt waits for "
-       "them. load_bytes_per_s and prefill_tokens_per_s: a prompt is loaded only if that is "
+       "them, beside the time that bytes take at half of load_bytes_per_s, or at 500 MB/s if that "
+       "is 0: up to 2 s at once, the rest as bytes come. "
+       "load_bytes_per_s and prefill_tokens_per_s: a prompt is loaded only if that is "
        "faster than computing it; 0: always. epochs: what epochs() of the last process gave. "
        "hold_stores: nothing is stored before release_stores().")
       .def(

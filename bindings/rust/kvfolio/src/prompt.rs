@@ -103,6 +103,7 @@ impl Drop for Root {
 /// open(&mut cache, [1; 32])?;
 /// assert_eq!(open(&mut cache, [1; 32])?, 47); // the same image
 /// assert_eq!(open(&mut cache, [2; 32])?, 16); // another one
+/// assert!(open(&mut cache, [0; 32]).is_err()); // zeros name nothing
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +111,8 @@ impl Drop for Root {
 pub struct MediaSpan(sys::kvfolio_media_span);
 
 impl MediaSpan {
-    /// Tokens `[begin, end)` stand for what has this hash.
+    /// Tokens `[begin, end)` stand for what has this hash. One of zeros is refused by the calls that
+    /// take the span.
     pub fn new(begin: i32, end: i32, content_id: [u8; 32]) -> MediaSpan {
         MediaSpan(sys::kvfolio_media_span {
             struct_size: size_of::<sys::kvfolio_media_span>() as u32,

@@ -76,7 +76,8 @@ pub struct OffloadOptions<'a> {
     pub arena_bytes: i64,
     /// Bytes that one [`Offload::poll`] moves. 0: 16 MiB.
     pub bytes_per_poll: i64,
-    /// How long the tiers' answers may take, beside the time that bytes take. 0: 50,000.
+    /// How long the tiers' answers may take, beside the time that bytes take at half of `load_bytes_per_s`, or at
+    /// 500 MB/s if that is 0. Up to 2 s of that are given at once, the rest as bytes come. 0: 50,000.
     pub timeout_us: u64,
     /// How long the copy to the cache may take once all records are at hand. 0: 2,000,000.
     pub copy_timeout_us: u64,
