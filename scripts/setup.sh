@@ -5,6 +5,11 @@
 #   need_venv              makes build/venv with scripts/requirements.txt
 #   build_packages         what a build with all tests needs
 
+if [[ $PWD == *[[:space:]]* ]]; then
+  echo "the path of this folder has a space, which what pkg-config and cgo say cannot have: $PWD" >&2
+  exit 1
+fi
+
 build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-dev python3-venv libgtest-dev
   libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libssl-dev
   libhiredis-dev liburing-dev openssl)
