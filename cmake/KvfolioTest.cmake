@@ -117,8 +117,12 @@ endfunction()
 # (scripts/test makes it), else a Python with numpy and pytest on the path; without one, these tests
 # are left out, and a line of the configuration says so.
 if(KVFOLIO_BUILD_TESTS)
+  set(venv ${PROJECT_SOURCE_DIR}/build/venv/bin)
+  if(EXISTS ${venv}/python AND NOT "${KVFOLIO_PYTHON}" STREQUAL "${venv}/python")
+    unset(KVFOLIO_PYTHON CACHE)  # found before build/venv was made, and it may have no nanobind
+  endif()
   find_program(KVFOLIO_PYTHON python NAMES python python3
-    HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin DOC "Python with numpy and pytest")
+    HINTS ${venv} DOC "Python with numpy and pytest")
   set(missing TRUE)
   if(KVFOLIO_PYTHON)
     execute_process(COMMAND ${KVFOLIO_PYTHON} -c "import numpy, pytest"

@@ -9,14 +9,15 @@
 #   beside NAME LIMIT COMMAND...  the same in the background, two at a time
 #   together                    waits for those, and shows what they printed
 #                               Each part's last line has its seconds, and those of the processor for all that it
-#                               started: by these, two machines and two commits are compared
+#                               started, now and in the run of this folder before: by these, two machines and two
+#                               commits are compared. FOLDER/seconds.json has them by part
 #   began NAME                  whether it was begun
 #   left_out NAME WHY           for a part that cannot run because another was not begun
 #   parts_end                   the ends of the logs that failed, and what was not run. Then $passed, $failed
 #                               and $not_run are the numbers of parts
 # A part that does not begin fails nothing: how fast the machine is says nothing of the change.
 
-passed=0 failed=0 not_run=0 parts_cpu=0
+passed=0 failed=0 not_run=0 parts_cpu=0 parts_json=
 only=() seen=" " failed_parts=() not_begun=() running=()
 declare -A begun=()
 
@@ -53,18 +54,28 @@ began() { [[ -n ${begun[$1]:-} ]]; }
 limited() {
   local name=$1 limit=$2 TIMEFORMAT="%0U %0S"
   shift 2
+  [[ ! -e $parts_folder/$name.cpu ]] || mv "$parts_folder/$name.cpu" "$parts_folder/$name.cpu.before"
   { time scripts/limit "$limit" bash -c 'set -euo pipefail; "$@"' part "$@" </dev/null 2>&1; } \
     2>"$parts_folder/$name.cpu"
 }
 
+# cpu_seconds FILE
+cpu_seconds() {
+  local user=0 system=0
+  read -r user system 2>/dev/null <"$1" || true
+  echo $((user + system))
+}
+
 # ended NAME CODE SECONDS LIMIT
 ended() {
-  local user=0 system=0
-  read -r user system <"$parts_folder/$1.cpu" || true
-  parts_cpu=$((parts_cpu + user + system))
+  local cpu before=
+  cpu=$(cpu_seconds "$parts_folder/$1.cpu")
+  [[ ! -e $parts_folder/$1.cpu.before ]] || before=", $(cpu_seconds "$parts_folder/$1.cpu.before") in the run before"
+  parts_cpu=$((parts_cpu + cpu))
+  parts_json+="${parts_json:+, }\"$1\": $cpu"
   if (($2 == 0)); then
     passed=$((passed + 1))
-    echo "=== $1: ok, $3 s, $((user + system)) s of the processor"
+    echo "=== $1: ok, $3 s, $cpu s of the processor$before"
     return
   fi
   failed=$((failed + 1))
@@ -122,5 +133,6 @@ parts_end() {
     tail -n 40 "$parts_folder/$name.log"
   done
   for line in "${not_begun[@]}"; do echo "=== $line"; done
+  echo "{$parts_json}" >"$parts_folder/seconds.json"
   echo "=== $((passed + failed)) parts in $((SECONDS - parts_from)) s, $parts_cpu s of the processor, $not_run not run"
 }

@@ -5,6 +5,11 @@
 #   need_venv              makes build/venv with scripts/requirements.txt
 #   build_packages         what a build with all tests needs
 
+if [[ $PWD == *[[:space:]]* ]]; then
+  echo "the path of this folder has a space, which what pkg-config and cgo say cannot have: $PWD" >&2
+  exit 1
+fi
+
 build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-dev python3-venv libgtest-dev
   libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libssl-dev
   libhiredis-dev liburing-dev openssl)
@@ -44,15 +49,36 @@ need_venv() {
   cp scripts/requirements.txt build/venv/requirements.txt
 }
 
-# build PRESET [TARGET...]: configures and builds it, all of it or these targets.
-build() {
-  echo "== $1: configure and build" >&2
+# configure PRESET
+configure() {
   cmake --preset "$1" >"build/$1.configure.log" 2>&1 || {
     cat "build/$1.configure.log" >&2
     return 1
   }
   grep -A 3 "CMake Warning" "build/$1.configure.log" >&2 || true
-  cmake --build --preset "$1" ${2:+--target "${@:2}"}
+}
+
+# build PRESET [TARGET...]: configures and builds it, all of it or these targets. Two that run at once take turns: cmake
+# and ninja would write the same files.
+build() {
+  (
+    flock 9
+    echo "== $1: configure and build" >&2
+    configure "$1" && cmake --build --preset "$1" ${2:+--target "${@:2}"}
+  ) 9>"build/$1.lock"
+}
+
+# fresh PRESET TEST [NAME=VALUE...] [ARGUMENT...]: builds this program of tests, and runs it. What an earlier build left
+# there would say nothing of the sources as they are.
+fresh() {
+  build "$1" "$2" || return 1
+  local program=build/$1/tests/$2 settings=()
+  shift 2
+  while [[ ${1:-} =~ ^[A-Z_]+= ]]; do
+    settings+=("$1")
+    shift
+  done
+  env "${settings[@]}" "$program" "$@"
 }
 
 # run_tests PRESET [ctest options]: the counts go to build/PRESET/junit.xml, read by scripts/totals.

@@ -5,7 +5,9 @@ before the test does: the command waits at one of its first rows, so it cannot b
 import fcntl
 import mmap
 import os
+import pathlib
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -19,6 +21,29 @@ FILLED = mmap.PAGESIZE - ROOM
 def heed_signals():
     """A test may itself run with SIGINT ignored, which a child inherits."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def heeds(process):
+    """Whether it has come so far that it handles SIGTERM."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", pathlib.Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def sleeps(process):
+    """Whether all of its threads wait for something."""
+    states = [stat.read_text().rpartition(")")[2].split()[0]
+              for stat in pathlib.Path(f"/proc/{process.pid}/task").glob("*/stat")]
+    return set(states) == {"S"}
+
+
+def wait_until_it_waits(process):
+    """Returns when the process handles signals and has slept at ten looks in a row."""
+    deadline = time.monotonic() + 300
+    looks = 0
+    while looks < 10:
+        assert process.poll() is None and time.monotonic() < deadline, "it does not wait"
+        looks = looks + 1 if heeds(process) and sleeps(process) else 0
+        time.sleep(0.01)
 
 
 class Started:

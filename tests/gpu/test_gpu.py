@@ -209,7 +209,7 @@ def packed(gpu, tmp_path, monkeypatch):
 
 def test_a_part_that_hangs_is_stopped_at_its_own_limit_and_the_others_go_on(packed, capsys, tmp_path):
     packed.program("hangs", """echo 'J|{"shape": "first"}'; printf 'J|{"shape": "cut'
-sleep 60 & echo $! > "$OUT/child"; sleep 60
+sleep 300 & echo $! > "$OUT/child"; sleep 300
 """)
     packed.program("goes", 'echo \'J|{"shape": "x", "us": 5.0, "most_us": 6.0}\'\n')
     packed.program("fails", "echo no; exit 7\n")
@@ -217,7 +217,7 @@ sleep 60 & echo $! > "$OUT/child"; sleep 60
     code, result = packed.run({"hangs": (9, 1, [["hangs"], ["goes"]]), "fails": (9, 9, [["fails"], ["goes"]]),
                                "goes": (9, 9, [["goes"]]), "lacks": (9, 9, [["@", *("no-such-tool", "1", "2", "3", "4"),
                                                                             "goes"]])})
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     child = pathlib.Path("/proc") / (tmp_path / "results/child").read_text().strip() / "stat"
     assert not child.exists() or child.read_text().split()[2] in "ZX"  # what it had started ended with it
     assert code == 1

@@ -239,7 +239,7 @@ def test_a_dead_redis_costs_misses_within_the_timeout(tmp_path):
         assert not server.set([key(2)], chunks(1, 2))[0]
         assert server.get([key(1)], chunks(1))[2] == [False]
         assert server.exists([key(1)]) == [False]
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60
         assert sum(n for name, n in server.client.counters.items() if name[:6] == "store " and name != "store ok") == 1
 
 

@@ -83,7 +83,7 @@ def test_what_a_full_tier_never_takes_ends_at_its_deadline(tier, owner):
     until(lambda: len(tier.given) == 4)
     begin = time.monotonic()
     assert owner.run("load", keys(2), [bytearray(1)] * 2, 0.2) == ["timeout"] * 2
-    assert time.monotonic() - begin < 5 and not ended  # the tier still has four of the first
+    assert time.monotonic() - begin < 60 and not ended  # the tier still has four of the first
     tier.end("timeout")
     until(lambda: ended)
     assert ended[0].results == ["timeout"] * 6 and owner.counters["load timeout"] == 8
@@ -345,7 +345,7 @@ def test_a_child_of_fork_is_answered_at_once_and_touches_nothing(disk):
             os._exit(7 if fine else 1)
     begin = time.monotonic()
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() - begin > 20:
+        if time.monotonic() - begin > 60:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == 7

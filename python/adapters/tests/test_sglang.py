@@ -392,7 +392,7 @@ def test_a_dead_redis_costs_misses_within_the_timeout(tmp_path):
         redis.stop()
         begin = time.monotonic()
         assert storage.set([key(2)], 0) == storage.get([key(1)], 0) == [False]
-        assert storage.it.batch_exists([key(1)]) == 0 and time.monotonic() - begin < 10
+        assert storage.it.batch_exists([key(1)]) == 0 and time.monotonic() - begin < 60
         assert sum(n for name, n in storage.it.counters.items() if name[:6] == "store " and name != "store ok") == 1
 
 

@@ -405,7 +405,7 @@ def test_a_dead_redis_drops_stores_counts_them_and_goes_on(tmp_path):
         assert not engine.store([key(2), key(3)]).success
         assert not engine.load([key(1)]).success
         assert engine.lookup([key(1), key(4)]) == [MISS, MISS]
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60
         assert sum(count for name, count in engine.tier.counters.items()
                    if name.startswith("store ") and name != "store ok") == 2
 
