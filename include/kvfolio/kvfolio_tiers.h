@@ -730,6 +730,7 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //    kvfolio_record_read() and the keys: parts of Offload and of snapshots, for those who build
 //    another one, in C++.
 //  - ForeignIdentity::fields(): the caller has what it gave.
+//  - Identity::check_media(): kvfolio_identity_next() and the calls that take media check them.
 //  - HostArena (create(), reserve(), fill(), filling(), seal(), publish(), abandon(), quarantine(),
 //    quiesced(), release(), find(), hold(), contains(), touch(), erase(), erase_if(),
 //    erase_some_if(), num_slots(), clear(), table_bytes(), record(), uses()): the inside of Offload

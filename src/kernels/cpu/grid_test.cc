@@ -877,7 +877,8 @@ void check(const Case& c, const std::vector<Computer>& computers, Pools& pools, 
     SCOPED_TRACE(name(c) + ", target " + by.name());
     AttentionParams params = c.params;
     params.alibi_slopes = c.slopes;
-    // What a model computes, every target has; the machine lacks it, so choose_kernel_target() has no word on it.
+    // What a model computes, every target has. The machine lacks it, so choose_kernel_target() says
+    // no to all of it.
     if (!by.modelled && !choose_kernel_target(memory.view(), params, by.target)) {
       Output none;
       const Status refused = run(c, memory, queries, whole(c), by, nullptr, none);
