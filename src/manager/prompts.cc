@@ -29,34 +29,45 @@ std::uint64_t Prompts::hash_of_head(std::int32_t row) const noexcept {
   return XXH3_64bits_digest(&hash);
 }
 
+// These are the tokens of the prompt behind what open() found, as many as there are.
+bool Prompts::is_tail(std::int32_t row, std::span<const std::int32_t> tokens) const noexcept {
+  return XXH3_64bits(tokens.data(), tokens.size_bytes()) == rows_.details(row).tail_hash;
+}
+
 // These are the tokens of the prompt, as many as it has.
 bool Prompts::is_prompt(std::int32_t row, std::span<const std::int32_t> tokens) const noexcept {
   const SequenceDetails& d = rows_.details(row);
   const auto head = tokens.first(static_cast<std::size_t>(d.head_tokens));
   const auto tail = tokens.subspan(head.size());
-  return XXH3_64bits(tail.data(), tail.size_bytes()) == d.tail_hash &&
-         XXH3_64bits(head.data(), head.size_bytes()) ==
-             (rows_[row].publishes ? hash_of_head(row) : d.head_hash);
+  return is_tail(row, tail) && XXH3_64bits(head.data(), head.size_bytes()) ==
+                                   (rows_[row].publishes ? hash_of_head(row) : d.head_hash);
 }
 
 // Behind a hit the host appends what is left of the prompt. The whole of it would be taken for a
-// text that says its beginning twice: the answer would be that of another question. A prompt that
-// repeats itself can have a rest that, with what follows, looks like all of it; only the host knows
-// which of the two it means, and the rest is what it should append, so that is believed.
+// text that says its beginning twice: the answer would be that of another question. So would, once
+// a load has brought more than open() found, what was left before: a host that still goes by
+// open()'s length appends that. A prompt that repeats itself can have a rest that, with what
+// follows, looks like all of it; only the host knows which of the two it means, and the rest is
+// what it should append, so that is believed.
 Status Prompts::check_not_again(std::int32_t row, std::string_view what,
                                 std::span<const std::int32_t> tokens) const {
   const Sequence& s = rows_[row];
   const SequenceDetails& d = rows_.details(row);
-  const auto size = static_cast<std::size_t>(d.prompt_tokens);
-  if (!stands_at_open(row) || tokens.size() < size) return {};
-  const auto prompt = tokens.first(size);  // if it is
-  const auto rest = prompt.subspan(static_cast<std::size_t>(s.length));
-  const bool begins_with_rest = std::equal(rest.begin(), rest.end(), tokens.begin());
-  if (begins_with_rest || !is_prompt(row, prompt)) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, " of ", tokens.size(), " tokens to a sequence of ", s.length,
-                 ": they begin with the ", s.length, " that it has of its prompt of ",
-                 d.prompt_tokens, "; append only those behind them")};
+  if (!stands_at_open(row)) return {};
+  for (const std::int32_t from : {0, d.head_tokens}) {
+    const auto size = static_cast<std::size_t>(d.prompt_tokens - from);
+    if (from >= s.length || tokens.size() < size) continue;
+    const auto again = tokens.first(size);  // the prompt from there on, if it is
+    const auto rest = again.subspan(static_cast<std::size_t>(s.length - from));
+    const bool begins_with_rest = std::equal(rest.begin(), rest.end(), tokens.begin());
+    if (begins_with_rest || !(from == 0 ? is_prompt(row, again) : is_tail(row, again))) continue;
+    return {ErrorCode::kInvalidArgument,
+            concat(what, " of ", tokens.size(), " tokens to a sequence of ", s.length,
+                   ": they begin with the ", s.length - from, " that it has of its prompt of ",
+                   d.prompt_tokens, from > 0 ? concat(" from ", from, " on") : std::string(),
+                   "; append only those behind them")};
+  }
+  return {};
 }
 
 // ---- what changes ----

@@ -3,7 +3,8 @@
 
 // What a sequence still knows of the prompt that open() was given, or of the longer one of a load
 // behind it: how long it is, how much of it was found, and hashes of both parts. It is kept for one
-// mistake of hosts: behind a hit, to append the whole prompt again and not only what is left of it.
+// mistake of hosts: behind a hit, to append the whole prompt again and not only what is left of it;
+// or, behind a load, what was left of it before.
 // While the sequence publishes, the tree and its pending tokens say what was found; else its hash
 // does. It has no state of its own; what is known lies in SequenceDetails.
 
@@ -32,7 +33,8 @@ class Prompts {
     const Sequence& s = rows_[row];
     return !s.has_planned && s.length == rows_.details(row).found_tokens;
   }
-  // These tokens, to be appended, are not the whole prompt over again.
+  // These tokens, to be appended, are not the prompt over again, neither the whole of it nor,
+  // behind a load, from the end of open()'s hit on.
   [[nodiscard]] Status check_not_again(std::int32_t row, std::string_view what,
                                        std::span<const std::int32_t> tokens) const;
 
@@ -53,6 +55,7 @@ class Prompts {
  private:
   // Hashes the tokens that open() found. Requires: the sequence has and keeps them.
   [[nodiscard]] std::uint64_t hash_of_head(std::int32_t row) const noexcept;
+  [[nodiscard]] bool is_tail(std::int32_t row, std::span<const std::int32_t> tokens) const noexcept;
   [[nodiscard]] bool is_prompt(std::int32_t row,
                                std::span<const std::int32_t> tokens) const noexcept;
 

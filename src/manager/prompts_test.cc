@@ -94,5 +94,19 @@ TEST_F(PromptsTest, ALoadBehindItCanBringALongerPrompt) {
   EXPECT_TRUE(is_refused(longer));
 }
 
+// The host goes by what open() said, and a load has brought more since.
+TEST_F(PromptsTest, BehindALoadWhatWasLeftBeforeIsRefused) {
+  const auto left_at_open = std::span(prompt_).subspan(8);
+  EXPECT_FALSE(is_refused(left_at_open));
+  const Transfers::Prompt known = prompts_.behind(row_, prompt_);
+  rows_[row_].length = rows_[row_].accepted = 11;
+  rows_.details(row_).found_tokens = 8;
+  prompts_.note_loaded(row_, 11, known);
+  rows_.details(row_).found_tokens = 11;
+  EXPECT_TRUE(is_refused(left_at_open));
+  EXPECT_FALSE(is_refused(std::span(prompt_).subspan(11)));
+  EXPECT_FALSE(is_refused(std::span(prompt_).subspan(8, 3)));  // a text may say such a thing
+}
+
 }  // namespace
 }  // namespace kvfolio

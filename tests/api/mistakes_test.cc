@@ -589,6 +589,29 @@ TEST(Mistakes, TheLongerPromptOfALoadIsThePromptOnceTheLoadBringsSomething) {
   }
 }
 
+// M3.
+TEST(Mistakes, BehindALoadThePromptFromTheHitOnIsRefused) {
+  for (const Publish publish : {Publish::kNothing, Publish::kAll}) {
+    Engine e({full_group(4, 32)});
+    const Tokens prompt = joined(tokens(1, 16), tokens(50, 4));
+    e.cache(tokens(1, 4));
+    const Opened opened = e.open(prompt, {.publish = publish});
+    ASSERT_EQ(opened.cached_tokens, 4);
+    const Load load = must(e.manager.begin_load(opened.sequence, prompt, 16));
+    ASSERT_EQ(must(e.manager.finish_load(load.id, 12)), 12);
+    const Tokens stale(prompt.begin() + opened.cached_tokens, prompt.end());
+    const Ticket ticket = must(e.manager.begin_step());
+    for (const Tokens& again : {stale, joined(stale, {77}), prompt}) {
+      EXPECT_EQ(e.manager.append(opened.sequence, again).code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(e.info(opened.sequence).length, 16);
+    }
+    EXPECT_THAT(e.manager.append(opened.sequence, stale).message(),
+                HasSubstr("the 12 that it has of its prompt of 20 from 4 on"));
+    must(e.manager.append(opened.sequence, tokens(50, 4)));
+    must(e.manager.finish(ticket));
+  }
+}
+
 TEST(Mistakes, ThePromptIsPartOfTheState) {
   Engine a({full_group(4, 16)});
   Engine b({full_group(4, 16)});

@@ -26,7 +26,9 @@ void Harness::append(Rng& rng, bool named) {
   if (config_.mistakes && named && seq->length() > 0 && seq->stands == seq->length() &&
       2 * isize(seq->known_prompt) + 2 <= config_.max_length && rng.chance(15)) {
     // One token of it may be another one: then it is not the prompt.
-    std::vector<std::int32_t> again = seq->known_prompt;
+    std::vector<std::int32_t> again(
+        seq->known_prompt.begin() + (config_.transfers && rng.chance(30) ? seq->cached : 0),
+        seq->known_prompt.end());
     if (rng.chance(20)) again[rng.next() % again.size()] = rng.below(config_.alphabet);
     for (int more = rng.below(3); more > 0; --more) again.push_back(rng.below(config_.alphabet));
     append_tokens(seq, again, 0, true, rng);
@@ -35,14 +37,18 @@ void Harness::append(Rng& rng, bool named) {
   append_to(seq, count, draft, named, rng);
 }
 
-// They begin with the whole prompt, and not with the rest of it behind what the sequence has.
+// They begin with the whole prompt, or with what open() did not find of it, and not with the rest
+// of it behind what the sequence has.
 bool Harness::is_prompt_again(const Seq& seq, const std::vector<std::int32_t>& tokens) {
   const std::vector<std::int32_t>& prompt = seq.known_prompt;
-  if (seq.length() == 0 || seq.stands != seq.length() || tokens.size() < prompt.size()) {
-    return false;
-  }
-  return std::equal(prompt.begin(), prompt.end(), tokens.begin()) &&
-         !std::equal(prompt.begin() + seq.length(), prompt.end(), tokens.begin());
+  if (seq.stands != seq.length()) return false;
+  const auto begins_with = [&](int from) {
+    return isize(tokens) >= isize(prompt) - from &&
+           std::equal(prompt.begin() + from, prompt.end(), tokens.begin());
+  };
+  const bool is_again = (seq.length() > 0 && begins_with(0)) ||
+                        (seq.length() > seq.cached && begins_with(seq.cached));
+  return is_again && !begins_with(seq.length());
 }
 
 // The host has planned, another sequence comes, and it goes on with the plan that it has.
