@@ -54,8 +54,8 @@ Status Prompts::check_not_again(std::int32_t row, std::string_view what,
   const bool begins_with_rest = std::equal(rest.begin(), rest.end(), tokens.begin());
   if (begins_with_rest || !is_prompt(row, prompt)) return {};
   return {ErrorCode::kInvalidArgument,
-          concat(what, " of ", tokens.size(), " tokens to a sequence of ", s.length,
-                 ": they begin with the ", s.length, " that it has of its prompt of ",
+          concat(what, " of ", tokens.size(), " tokens to ", to_string(rows_.id_of(s)), " of ",
+                 s.length, ": they begin with the ", s.length, " that it has of its prompt of ",
                  d.prompt_tokens, "; append only those behind them")};
 }
 
