@@ -3,7 +3,7 @@
 // is the block behind it. tests/command/test_docs.py compares both.
 
 #include <cstdio>
-#include <span>
+#include <iterator>
 #include <vector>
 
 #include "kvfolio/manager.h"
@@ -17,18 +17,19 @@ int main() {
 
   const auto prefill = [&](const char* name, const std::vector<std::int32_t>& prompt) {
     const Opened opened = *cache.open(prompt);  // finds and holds, in one call
-    const std::span rest(prompt.begin() + opened.cached_tokens, prompt.end());
     const Ticket step = *cache.begin_step();
-    if (!cache.append(opened.sequence, rest)) {  // short of blocks: nothing changed
+    const auto rest = cache.append_prompt(opened.sequence, prompt, std::ssize(prompt));
+    if (!rest) {  // such as: short of blocks. Nothing was appended
+      std::puts(rest.error().message().c_str());
       return cache.drop(step) && cache.close(opened.sequence) && false;
     }
     const GroupPlan plan = (*cache.plan())->groups[0];  // int32 arrays for your kernels
     const std::size_t copies = plan.copy_src.size();
     // Yours: run the copies, write K and V to plan.slot_mapping, attend over plan.block_table.
     if (!cache.finish(step)) return false;
-    std::printf("%-5s %3d of %zu tokens found, %zu block(s) copied, %d blocks in use\n", name,
-                opened.cached_tokens, prompt.size(), copies, cache.usage(GroupId(0))->held);
-    return true;
+    std::printf("%-5s %3d of %zu tokens found, %zu block(s) copied, %d blocks filled\n", name,
+                opened.cached_tokens, prompt.size(), copies, 1024 - cache.usage(GroupId(0))->free);
+    return cache.close(opened.sequence).ok();  // its blocks stay findable
   };
 
   std::vector<std::int32_t> alice(500, 7), bob(500, 7);  // the same system prompt, and then

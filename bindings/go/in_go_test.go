@@ -18,9 +18,10 @@ func readmePrefill(cache *Cache, prompt []int32) (found int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	err = cache.Append(opened.Sequence, prompt[opened.CachedTokens:], 0)
+	_, err = cache.AppendPrompt(opened.Sequence, prompt, len(prompt))
 	if err != nil {
 		_ = cache.Drop(ticket) // ErrNoBlocks: or preempt another one, and append again
+		_ = cache.CloseSequence(opened.Sequence)
 		return 0, err
 	}
 	plan, err := cache.Plan(nil) // its slices are int32 arrays for your kernels
@@ -30,6 +31,10 @@ func readmePrefill(cache *Cache, prompt []int32) (found int, err error) {
 	// Yours: copy blocks CopySrc to CopyDst, write K and V to SlotMapping, attend.
 	fmt.Println(plan.Groups[0].SlotMapping, plan.Groups[0].BlockTable)
 	err = cache.Finish(ticket) // plan is not to be read any more
+	if err != nil {
+		return 0, err
+	}
+	err = cache.CloseSequence(opened.Sequence) // its blocks stay findable
 	// shown end
 	return opened.CachedTokens, err
 }

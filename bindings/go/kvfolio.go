@@ -8,7 +8,7 @@
 //	cache, err := kvfolio.NewCache(groups, &kvfolio.Options{MaxSequences: 256})
 //	opened, err := cache.Open(prompt, nil)             // finds and holds in one call
 //	ticket, err := cache.BeginStep(0)
-//	err = cache.Append(opened.Sequence, prompt[opened.CachedTokens:], 0)
+//	_, err = cache.AppendPrompt(opened.Sequence, prompt, len(prompt))
 //	plan, err := cache.Plan(nil)                       // slots, tables, copies
 //	... run the copies, write K and V to the slots, attend ...
 //	err = cache.Finish(ticket)                         // commit and complete

@@ -27,7 +27,7 @@ func serve(prompt []int32) error {
 	if err != nil {
 		return err
 	}
-	err = cache.Append(opened.Sequence, prompt[opened.CachedTokens:], 0)
+	_, err = cache.AppendPrompt(opened.Sequence, prompt, len(prompt))
 	if err != nil {
 		_ = cache.Drop(ticket) // ErrNoBlocks: or Preempt another sequence, and append again
 		return err

@@ -6,23 +6,24 @@
 
 #include "kvfolio/kvfolio.h"
 
-static kvfolio_error error = KVFOLIO_ERROR_INIT;
-
 static int32_t prefill(kvfolio_manager* cache, const int32_t* prompt, int64_t n) {
   // shown: c
+  kvfolio_error error = KVFOLIO_ERROR_INIT;  // a struct of the caller, which has the sentence
   kvfolio_sequence sequence = 0;
   kvfolio_ticket step = 0;
   kvfolio_found found = {.struct_size = sizeof found};
   int32_t code = kvfolio_open(cache, NULL, prompt, n, NULL, 0, NULL, &sequence, &found, &error);
   if (code == 0) code = kvfolio_begin_step(cache, 0, &step, &error);
-  const int32_t cached = found.cached_tokens;
-  if (code == 0) code = kvfolio_append(cache, sequence, prompt + cached, n - cached, 0, &error);
+  if (code == 0) code = kvfolio_append_prompt(cache, sequence, prompt, n, n, NULL, &error);
   kvfolio_step_plan plan = {.struct_size = sizeof plan};
   kvfolio_group_plan group = {.struct_size = sizeof group};
   if (code == 0) code = kvfolio_plan(cache, NULL, &plan, &group, 1, &error);
   // Yours: run the copies, write K and V to group.slot_mapping, attend over group.block_table.
   if (code == 0) code = kvfolio_finish(cache, step, &error);
-  if (code == 0) return printf("%d of %d tokens found\n", (int)cached, (int)n) < 0;
+  if (code == 0) {
+    printf("%d of %d tokens found\n", (int)found.cached_tokens, (int)n);
+    return kvfolio_close(cache, sequence, &error);  // its blocks stay findable
+  }
   fprintf(stderr, "%s\n", error.message);
   if (step != 0) kvfolio_drop(cache, step, &error);  // as if it had not been
   if (sequence != 0) kvfolio_close(cache, sequence, &error);
@@ -37,6 +38,7 @@ int main(void) {
                                      .head_dim_k = 128,
                                      .head_dim_v = 128,
                                      .num_blocks = 1024};
+  kvfolio_error error = KVFOLIO_ERROR_INIT;
   kvfolio_manager* cache = NULL;
   if (kvfolio_manager_create(&layers, 1, NULL, &cache, &error)) return 1;
   int32_t prompt[528];

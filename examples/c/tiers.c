@@ -44,8 +44,7 @@ static int32_t prefill(kvfolio_manager* cache, kvfolio_offload* offload, const i
   }
   kvfolio_ticket step;  // go on as ever: what came back has not changed a bit
   must(kvfolio_begin_step(cache, 0, &step, &error));
-  must(kvfolio_append(cache, sequence, prompt + ready.cached_tokens, n - ready.cached_tokens, 0,
-                      &error));
+  must(kvfolio_append_prompt(cache, sequence, prompt, n, n, NULL, &error));
   must(kvfolio_run_copies(cache, &error));
   must(kvfolio_finish(cache, step, &error));
   // shown end

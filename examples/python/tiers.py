@@ -24,7 +24,7 @@ for run in "first", "second":                            # two processes, say
             for ready in cache.wait(timeout=1.0):
                 cached = ready.cached_tokens             # came back, bit for bit
         with manager.step() as step:                     # go on as ever
-            step.append(opened.sequence, prompt[cached:])
+            step.append_prompt(opened.sequence, prompt, 100)
             step.run_copies()
         manager.close(opened.sequence)
         print(f"{run} run: {cached} of 100 tokens found")

@@ -368,7 +368,9 @@ typedef struct kvfolio_manager_options {
   int64_t max_announced_tokens;  // 0: those of the largest group
 } kvfolio_manager_options;
 
-// Ids only: the engine has the bytes and runs the copies of each plan.
+// Ids only: the engine has the bytes and runs the copies of each plan. Two managers in one process
+// (a target and a draft model): give each an id_tag of its own, or an id of one names a sequence of
+// the other.
 KVFOLIO_C_API int32_t kvfolio_manager_create(const kvfolio_group_spec* groups, int32_t num_groups,
                                              const kvfolio_manager_options* options,
                                              kvfolio_manager** out, kvfolio_error* error);

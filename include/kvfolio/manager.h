@@ -6,13 +6,14 @@
 // the arrays of each step. It is the only layer that sees both planes: ids (BlockPool, BlockTable,
 // PrefixTree) and bytes (KVStorage).
 //
-//   auto manager = KVCacheManager::create(spec, {.max_sequences = 256});
-//   auto opened  = manager->open(prompt);                       // finds and holds in one call
-//   Ticket t     = *manager->begin_step();
-//   manager->append_prompt(opened->sequence, prompt, prompt.size());  // behind what was found
-//   const StepPlan& plan = **manager->plan();                   // slots, tables, copies
-//   ... run the copies, write K and V to the slots, attend ...
-//   manager->finish(t);                                         // commit and complete
+//   KVCacheManager manager = *KVCacheManager::create(spec, {.max_sequences = 256});
+//   const Opened opened = *manager.open(prompt);  // finds and holds in one call
+//   const Ticket step = *manager.begin_step();
+//   const auto rest = manager.append_prompt(opened.sequence, prompt, std::ssize(prompt));
+//   if (!rest) return rest.error();  // a Shortage: close or preempt another one, append again
+//   const StepPlan& plan = **manager.plan();  // slots, tables, copies
+//   run_model(plan);              // yours: run the copies, write K and V to the slots, attend
+//   return manager.finish(step);  // commit and complete; then another step, or close()
 //
 // Rules that hold at every moment:
 //  - Bytes of valid tokens never change while another may read them. A write to a shared block goes
@@ -36,10 +37,9 @@
 // K or V, and writes them only when it copies whole blocks (run_copies, copy_to).
 //
 // Errors that are not repeated below. Every call that takes an id returns kNotFound if the id is
-// closed, was never given out or belongs to another manager (with distinct ManagerOptions::id_tag:
-// else ids of two managers can be equal), and kAborted if fail() closed the sequence (each row
-// remembers only the last one). kInvalidArgument names the argument, the value and what is allowed.
-// Units: tokens, blocks and positions are counts; names of byte counts say bytes.
+// closed, was never given out or belongs to another manager (create() on id_tag), and kAborted if
+// fail() closed the sequence (each row remembers only the last one). kInvalidArgument names the
+// argument, the value and what is allowed. Units: tokens, blocks; names of byte counts say bytes.
 //
 // Thread safety: several threads may run const calls at the same time while no other call runs; the
 // owner serialises all other calls. A const call writes nothing and needs at most 8 KiB of the
@@ -79,12 +79,12 @@ class ManagerAlias;
 
 class KVFOLIO_API KVCacheManager {
  public:
-  // ---- start here: the 14 calls that an engine needs, in the order in which it uses them ----
+  // ---- start here: the 16 calls that an engine needs, in the order in which it uses them ----
   //
   //   create                                   once
   //   open, fork, admit                        a request comes: what is cached, is there room
-  //   begin_step, append, append_each, undo,   a step: which tokens, where their K and V go
-  //     plan, commit, complete, drop
+  //   begin_step, append_prompt, append,       a step: which tokens, where their K and V go
+  //     append_each, undo, plan, commit, complete, finish, drop
   //   preempt, close                           a sequence makes room, or has ended
   //
   // An engine that gave the manager a KVStorage also calls run_copies() between plan() and
@@ -92,7 +92,8 @@ class KVFOLIO_API KVCacheManager {
 
   // Ids only: the engine owns the bytes and runs the copies of each plan. Errors of both overloads:
   // kInvalidArgument: the spec or an option is out of range, or all groups together have more than
-  // 2^29 blocks; kOutOfMemory: the tables.
+  // 2^29 blocks; kOutOfMemory: the tables. Two managers in one process (a target and a draft
+  // model): give each an id_tag of its own, or an id of one names a sequence of the other.
   static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
   // With storage (storage.h), whose memory may be borrowed; the manager takes its spec(). If this
   // fails, the storage stays as it was.
@@ -206,6 +207,8 @@ class KVFOLIO_API KVCacheManager {
   // Call this when the device has finished step `ticket` (and under kInOrder all earlier ones).
   // kFailedPrecondition (complete and fail): the step is not in flight.
   Status complete(Ticket ticket);
+  // commit() and complete(), for engines that have computed already. Errors as commit().
+  Status finish(Ticket ticket);
   // Ends the open step and undoes all of its appends, as undo() does. Sequences that were opened
   // during the step stay open.
   Status drop(Ticket ticket);
@@ -305,8 +308,6 @@ class KVFOLIO_API KVCacheManager {
   // (kInOrder) there are copies and an earlier step is in flight, which may still write what they
   // read. kUnavailable: the memory failed; they have not run. Run them again, or drop() the step.
   Status run_copies();
-  // commit() and complete(), for engines that have computed already. Errors as commit().
-  Status finish(Ticket ticket);
   // Call this when the device has failed and is idle. Ends every step from `ticket` on, the open
   // one too, and forgets all that they wrote. Closes with kAborted each sequence that wrote in them
   // or holds a block that they wrote, and ends the pins that hold such a block. A row that wrote

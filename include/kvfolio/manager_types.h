@@ -148,8 +148,8 @@ struct Soon {
 struct Opened {
   SequenceId sequence{};
   // Tokens of the prompt that need not be computed: at most all but the last one, 0 if the prompt
-  // is empty. Append the others and only these. append() refuses the whole prompt, but it cannot
-  // know of a few tokens that they are a repeat.
+  // is empty. Append the others and only these: append_prompt() knows where they begin. append()
+  // refuses the whole prompt, but it cannot know of a few tokens that they are a repeat.
   std::int32_t cached_tokens = 0;
   Soon soon{};  // of other sequences, see soon()
 };

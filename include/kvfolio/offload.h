@@ -5,10 +5,17 @@
 // them back when a prompt asks for them. It stands above a manager and uses its public calls; it
 // has no threads: everything moves in poll().
 //
-//   auto offload = Offload::create(*manager, {.model = identity, .arena_bytes = 1 << 30});
-//   auto opened  = offload->open(prompt);           // what the cache has, at once
-//   while (opened->pending) for (ready : offload->poll(now_us)) ...   // or do something else
-//   manager->append(opened->sequence, rest_of(prompt, ready.cached_tokens));
+//   const OffloadOptions options{.model = model, .arena_bytes = 1 << 30};
+//   const std::unique_ptr<Offload> offload = *Offload::create(manager, options);
+//   OffloadOpened opened = *offload->open(prompt);  // what the cache has, at once
+//   while (opened.pending) {                        // or serve others, and poll in each step
+//     for (const SequenceReady& ready : offload->poll(now_us())) {
+//       if (ready.sequence == opened.sequence) opened.pending = false;
+//     }
+//   }
+//   const Ticket step = *manager.begin_step();  // go on as ever, behind what came back
+//   const auto rest = manager.append_prompt(opened.sequence, prompt, std::ssize(prompt));
+//   if (!rest) return rest.error();
 //
 //  - Stores. A whole block that became findable is copied to the arena when its step is complete,
 //    and goes on to the tiers as their policies say. A store that finds no room in the arena is

@@ -9,9 +9,10 @@
 // names what was wrong, the value seen and what is allowed.
 //
 // A Status has no field for what the call worked on; its sentence says that. Most sentences of the
-// manager also name the call (not for unknown ids, options and shortages). Invariants: a Status is
-// ok, or has a sentence, or a Shortage, never two of them; a Result has a value or an error that is
-// not ok. Thread safety: values; distinct objects may be used from distinct threads.
+// manager also name the call (not for unknown ids, options and shortages) and, if it is about one,
+// the sequence. Invariants: a Status is ok, or has a sentence, or a Shortage, never two of them; a
+// Result has a value or an error that is not ok. Thread safety: values; distinct objects may be
+// used from distinct threads.
 
 #include <cstdint>
 #include <iosfwd>
@@ -97,10 +98,11 @@ struct Shortage {
   friend bool operator==(const Shortage&, const Shortage&) = default;
 };
 
-// "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)". With
-// pins, loads and holds: "25 pinned by 3 sequences, 1 pin, 1 load and 2 holds"; those of which
-// there are none are left out. With reservations: ", 4 of them reserved" follows. If never(), it
-// ends with "; never: the group has 12 blocks", and if some are kept, " and 3 are kept".
+// "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned, 0 retiring; open: 3 sequences)". What
+// is open may hold no block of the group. With pins, loads and holds: "open: 3 sequences, 1 pin,
+// 1 load and 2 holds"; those of which there are none are left out. With reservations: "25 pinned, 4
+// of them reserved". If never(), it ends with "; never: the group has 12 blocks", and if some are
+// kept, " and 3 are kept".
 [[nodiscard]] KVFOLIO_API std::string to_string(const Shortage& shortage);
 [[nodiscard]] KVFOLIO_API const char* to_string(ErrorCode code) noexcept;
 

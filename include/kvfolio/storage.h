@@ -7,8 +7,11 @@
 //
 //   Result<KVStorage> storage = KVStorage::create(spec);
 //   if (!storage) return storage.error();
-//   KVView view = *storage->view(GroupId(0));      // what the kernels take: all layers of a group,
-//   KVView layer = *storage->view(GroupId(0), 3);  // or one; its only layer is number 0
+//   const KVView view = *storage->view(GroupId(0));      // all layers of a group,
+//   const KVView layer = *storage->view(GroupId(0), 3);  // or one; its only layer is number 0
+//   attend_over(view, layer);                            // kernels.h takes views
+//
+// KVView is a struct of view.h, which this header does not include.
 //
 // Invariants: every byte that a view reaches lies in the memory of its group; no two rows overlap,
 // not even rows of two groups. A row is the head_dim elements of one token, head and layer; the

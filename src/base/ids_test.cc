@@ -59,8 +59,8 @@ TEST(Text, OfAStatusIsItsCodeAndMessage) {
   EXPECT_EQ(to_string(Status(ErrorCode::kNotFound, "sequence 7.3 is closed")),
             "not found: sequence 7.3 is closed");
   EXPECT_EQ(to_string(Status(Shortage{.group = 1, .needed = 2, .sequences = 1, .num_blocks = 2})),
-            "no blocks: group 1: need 2 blocks, 0 free, 0 evictable (0 pinned by 1 sequence, "
-            "0 retiring)");
+            "no blocks: group 1: need 2 blocks, 0 free, 0 evictable (0 pinned, 0 retiring; "
+            "open: 1 sequence)");
 }
 
 TEST(Text, OfAStreamIsThatOfToString) {

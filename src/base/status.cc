@@ -19,15 +19,17 @@ using text::concat;
 
 namespace {
 
-// Who pins blocks beside the sequences: ", 1 pin, 1 load and 2 holds".
-std::string others(const Shortage& shortage) {
+// Who may hold the pinned blocks: "3 sequences, 1 pin, 1 load and 2 holds". The sequences always
+// stand there: with none of them there is nothing to preempt.
+std::string open_ones(const Shortage& shortage) {
   struct Holder {
     std::int32_t count;
     const char* name;
   };
   const Holder holders[] = {
       {shortage.pins, " pin"}, {shortage.loads, " load"}, {shortage.holds, " hold"}};
-  std::string text;
+  std::string text =
+      concat(shortage.sequences, shortage.sequences == 1 ? " sequence" : " sequences");
   std::string last;
   for (const auto& [count, name] : holders) {
     if (count == 0) continue;
@@ -51,10 +53,9 @@ std::string to_string(const Shortage& shortage) {
   return concat(
       "group ", shortage.group, ": need ", shortage.needed,
       shortage.needed == 1 ? " block, " : " blocks, ", shortage.free, " free, ", shortage.evictable,
-      " evictable (", shortage.pinned, " pinned by ", shortage.sequences,
-      shortage.sequences == 1 ? " sequence" : " sequences", others(shortage),
+      " evictable (", shortage.pinned, " pinned",
       shortage.reserved > 0 ? concat(", ", shortage.reserved, " of them reserved") : std::string(),
-      ", ", shortage.retiring, " retiring)", never(shortage));
+      ", ", shortage.retiring, " retiring; open: ", open_ones(shortage), ")", never(shortage));
 }
 
 const char* to_string(ErrorCode code) noexcept {

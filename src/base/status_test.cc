@@ -31,8 +31,9 @@ constexpr Shortage kShortage{.group = 0,
                              .num_blocks = 37};
 
 TEST(Shortage, ItsTextSaysAllNumbers) {
-  EXPECT_EQ(to_string(kShortage),
-            "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)");
+  EXPECT_EQ(
+      to_string(kShortage),
+      "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned, 0 retiring; open: 3 sequences)");
   Shortage other{.group = 2,
                  .needed = 9,
                  .free = 1,
@@ -42,15 +43,15 @@ TEST(Shortage, ItsTextSaysAllNumbers) {
                  .sequences = 1,
                  .num_blocks = 12};
   EXPECT_EQ(to_string(other),
-            "group 2: need 9 blocks, 1 free, 2 evictable (4 pinned by 1 sequence, 5 retiring)");
+            "group 2: need 9 blocks, 1 free, 2 evictable (4 pinned, 5 retiring; open: 1 sequence)");
   other.needed = 1;
   EXPECT_THAT(to_string(other), HasSubstr("need 1 block, 1 free"));
   other.sequences = 0;
-  EXPECT_THAT(to_string(other), HasSubstr("4 pinned by 0 sequences"));
+  EXPECT_THAT(to_string(other), HasSubstr("(4 pinned, 5 retiring; open: 0 sequences)"));
   other.pins = 1;
-  EXPECT_THAT(to_string(other), HasSubstr("(4 pinned by 0 sequences and 1 pin, 5 retiring)"));
+  EXPECT_THAT(to_string(other), HasSubstr("(4 pinned, 5 retiring; open: 0 sequences and 1 pin)"));
   other.pins = 2;
-  EXPECT_THAT(to_string(other), HasSubstr("(4 pinned by 0 sequences and 2 pins, 5 retiring)"));
+  EXPECT_THAT(to_string(other), HasSubstr("(4 pinned, 5 retiring; open: 0 sequences and 2 pins)"));
 }
 
 TEST(Shortage, NeverIsWhatIsNeededAndKeptAndNotSparedBeyondTheGroup) {

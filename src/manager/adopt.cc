@@ -27,7 +27,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   }
   if (s.length > 0) {
     return {ErrorCode::kFailedPrecondition,
-            concat("adopt: the sequence has ", s.length, " tokens; clear() it first")};
+            concat("adopt: ", to_string(id), " has ", s.length, " tokens; clear() it first")};
   }
   KVFOLIO_RETURN_IF_ERROR(m.check_no_promise(row, "adopt"));
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "adopt", num_tokens));

@@ -15,9 +15,9 @@ using text::concat;
 
 Status KVCacheManager::Impl::check_decided(std::int32_t row, std::string_view what) const {
   if (rows_[row].undecided() == 0) return {};
-  return {
-      ErrorCode::kFailedPrecondition,
-      concat(what, ": the sequence has ", rows_[row].undecided(), " draft tokens; accept() first")};
+  return {ErrorCode::kFailedPrecondition,
+          concat(what, ": ", name_of(row), " has ", rows_[row].undecided(),
+                 " draft tokens; accept() first")};
 }
 
 Status KVCacheManager::Impl::check_growing(std::int32_t row, std::string_view what) const {
@@ -27,13 +27,13 @@ Status KVCacheManager::Impl::check_growing(std::int32_t row, std::string_view wh
   const bool one_append = options_.order == Order::kUnordered || rules_of_ < kOpLogFormatDrafts;
   if (s.undecided() > 0 && (one_append || !drafts_.has_room(row))) {
     return {ErrorCode::kFailedPrecondition,
-            concat(what, ": the sequence has ", s.undecided(), " draft tokens of ",
+            concat(what, ": ", name_of(row), " has ", s.undecided(), " draft tokens of ",
                    drafts_.num(row), drafts_.num(row) == 1 ? " append" : " appends",
                    " that are not decided, the most allowed; accept() first")};
   }
   if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
     return {ErrorCode::kFailedPrecondition,
-            concat(what, ": the sequence's tokens are in step ", s.last_ticket,
+            concat(what, ": the tokens of ", name_of(row), " are in step ", s.last_ticket,
                    ", which is not complete; complete it first")};
   }
   return {};
@@ -72,19 +72,21 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   KVFOLIO_RETURN_IF_ERROR(check_ready(row, what));
   KVFOLIO_RETURN_IF_ERROR(check_growth(rows_[row], what, count));
   if (options.draft < 0 || options.draft > count) {
-    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens with a draft of ",
-                                                options.draft, ", allowed: 0 to ", count)};
+    return {ErrorCode::kInvalidArgument,
+            concat(what, " of ", count, " tokens to ", name_of(row), " with a draft of ",
+                   options.draft, ", allowed: 0 to ", count)};
   }
   if (tokens != nullptr) {
     const std::span<const std::int32_t> named(tokens, static_cast<std::size_t>(count));
-    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, named, arena()));
+    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, named, arena(), rows_.id_of(rows_[row])));
     const bool may_be_again = count > 1 && rows_[row].length > 0 && rules_of_ > kOpLogFormatBare;
     return may_be_again ? prompts_.check_not_again(row, what, named) : Status();
   }
   if (unnamed_.has_room(row, rows_[row].length)) return {};
   return {
       ErrorCode::kResourceExhausted,
-      concat(what, ": the tokens without names lie in ", unnamed_.most_stretches(),
+      concat(what, ": the tokens without names of ", name_of(row), " lie in ",
+             unnamed_.most_stretches(),
              " stretches with other tokens between them, the most allowed; set_tokens() first")};
 }
 
@@ -243,7 +245,8 @@ Status KVCacheManager::Impl::check_own_prompt(std::int32_t row,
   const auto size = static_cast<std::int64_t>(prompt.size());
   if (size < s.length) {
     return {ErrorCode::kInvalidArgument,
-            concat("append_prompt: the prompt has ", size, " tokens and the sequence ", s.length)};
+            concat("append_prompt to ", name_of(row), ": the prompt has ", size,
+                   " tokens and the sequence ", s.length)};
   }
   if (!s.publishes) return {};
   const std::int32_t* const own = arena().at(s.pending);
@@ -252,8 +255,8 @@ Status KVCacheManager::Impl::check_own_prompt(std::int32_t row,
     const std::int32_t given = prompt[static_cast<std::size_t>(i)];
     if (said == kUnnamed || said == given) continue;
     return {ErrorCode::kInvalidArgument,
-            concat("append_prompt: at position ", i, " the prompt has token ", given,
-                   " and the sequence ", said, "; it is not the sequence's prompt")};
+            concat("append_prompt to ", name_of(row), ": at position ", i, " the prompt has token ",
+                   given, " and the sequence ", said, "; it is not the sequence's prompt")};
   }
   return {};
 }

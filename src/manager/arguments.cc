@@ -11,15 +11,24 @@ namespace kvfolio {
 
 using text::concat;
 
+namespace {
+
+// " to sequence 0.1", or nothing.
+std::string to(SequenceId sequence) {
+  return sequence.valid() ? concat(" to ", to_string(sequence)) : std::string();
+}
+
+}  // namespace
+
 Status check_tokens(std::string_view what, std::span<const std::int32_t> tokens,
-                    const SpanArena& arena) {
+                    const SpanArena& arena, SequenceId sequence) {
   if (tokens.size() > static_cast<std::size_t>(kMaxSequenceTokens)) {
-    return {ErrorCode::kInvalidArgument,
-            concat(what, ": ", tokens.size(), " tokens, allowed: at most ", kMaxSequenceTokens)};
+    return {ErrorCode::kInvalidArgument, concat(what, to(sequence), ": ", tokens.size(),
+                                                " tokens, allowed: at most ", kMaxSequenceTokens)};
   }
   if (arena.overlaps(tokens)) {
     return {ErrorCode::kInvalidArgument,
-            concat(what,
+            concat(what, to(sequence),
                    ": the tokens lie in memory of the manager, which moves while it reads "
                    "them; copy them")};
   }
@@ -34,7 +43,7 @@ Status check_tokens(std::string_view what, std::span<const std::int32_t> tokens,
   while (i < tokens.size() && tokens[i] >= 0) ++i;
   if (i == tokens.size()) return {};
   return {ErrorCode::kInvalidArgument,
-          concat(what, ": token ", i, " is ", tokens[i], ", allowed: 0 and above")};
+          concat(what, to(sequence), ": token ", i, " is ", tokens[i], ", allowed: 0 and above")};
 }
 
 Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
@@ -46,8 +55,9 @@ Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
                                                 ", allowed: 0 to ", kMaxSequenceTokens)};
   }
   if (options.max_tokens > 0 && tokens.size() > static_cast<std::size_t>(options.max_tokens)) {
-    return {ErrorCode::kInvalidArgument, concat(what, ": a prompt of ", tokens.size(),
-                                                " tokens with max_tokens ", options.max_tokens)};
+    return {ErrorCode::kInvalidArgument,
+            concat(what, ": a prompt of ", tokens.size(), " tokens, allowed: at most max_tokens, ",
+                   options.max_tokens)};
   }
   const RootKey& root = options.root;
   constexpr std::size_t kMaxKeyBytes = 65536;
@@ -72,14 +82,15 @@ Status check_publish(std::string_view what, Publish publish) {
 }
 
 Status check_growth(std::string_view what, std::int64_t count, std::int32_t length,
-                    std::int32_t max_tokens) {
+                    std::int32_t max_tokens, SequenceId sequence) {
   if (count < 0 || count > kMaxSequenceTokens - length) {
-    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens behind ", length,
-                                                ", allowed: 0 to ", kMaxSequenceTokens - length)};
+    return {ErrorCode::kInvalidArgument,
+            concat(what, " of ", count, " tokens", to(sequence), " behind ", length,
+                   ", allowed: 0 to ", kMaxSequenceTokens - length)};
   }
   if (max_tokens == 0 || count <= std::max(0, max_tokens - length)) return {};
-  return {ErrorCode::kResourceExhausted,
-          concat(what, " of ", count, " tokens: full: ", length, " of ", max_tokens, " tokens")};
+  return {ErrorCode::kResourceExhausted, concat(what, " of ", count, " tokens", to(sequence),
+                                                ": full: ", length, " of ", max_tokens, " tokens")};
 }
 
 Status check_sizes(std::string_view what, std::size_t sequences, std::size_t tokens) {

@@ -64,7 +64,7 @@ Status gather(const KVCacheManager& manager, SequenceId sequence, const GatherFr
   if (from.first < 0 || count < 0 || from.first > info->length ||
       count > info->length - from.first) {
     return invalid(concat("gather of ", count, " positions from ", from.first,
-                          " on: the sequence has ", info->length, " tokens"));
+                          " on: ", to_string(sequence), " has ", info->length, " tokens"));
   }
   KVFOLIO_RETURN_IF_ERROR(check_dropped(*info, *table, view->block_size, from.first, count));
   return gather({.cache = *view,

@@ -185,6 +185,10 @@ class KVCacheManager::Impl {
     return row >= 0 ? Status() : not_found(id);
   }
   [[nodiscard]] Status not_found(SequenceId id) const;
+  // For an error's sentence: "sequence 0.1".
+  [[nodiscard]] std::string name_of(std::int32_t row) const {
+    return to_string(rows_.id_of(rows_[row]));
+  }
   // Not in the open step.
   [[nodiscard]] Status check_resting(std::int32_t row, std::string_view what) const;
   [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& row) const;
@@ -201,7 +205,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const {
     return kvfolio::check_growth(what, count, s.length,
-                                 s.has_limit ? rows_.details(rows_.row_of(s)).max_tokens : 0);
+                                 s.has_limit ? rows_.details(rows_.row_of(s)).max_tokens : 0,
+                                 rows_.id_of(s));
   }
   void end_sequence(std::int32_t row) noexcept;
   void forget_sequence(std::int32_t row, bool aborted) noexcept;

@@ -22,8 +22,8 @@ using text::concat;
 Status KVCacheManager::Impl::check_no_promise(std::int32_t row, std::string_view what) const {
   if (!promises_.has(row)) return {};
   return {ErrorCode::kFailedPrecondition,
-          concat(what, ": ", promises_.tokens(row),
-                 " tokens are reserved for the sequence; reserve() 0 first, or after it")};
+          concat(what, ": ", promises_.tokens(row), " tokens are reserved for ", name_of(row),
+                 "; reserve() 0 first, or after it")};
 }
 
 // The sequence may get tokens that no step computes. `end`: of them.
@@ -34,23 +34,24 @@ Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
   KVFOLIO_RETURN_IF_ERROR(check_decided(row, what));
   const Sequence& s = rows_[row];
   if (s.unnamed_from != kNever) {
-    return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence's token ", s.unnamed_from,
-                                                   " has no name; set_tokens() first")};
+    return {ErrorCode::kFailedPrecondition,
+            concat(what, ": token ", s.unnamed_from, " of ", name_of(row),
+                   " has no name; set_tokens() first")};
   }
   if (s.exact_until != kNever) {
     return {ErrorCode::kFailedPrecondition,
-            concat(what, ": the sequence's tokens from ", s.exact_until,
+            concat(what, ": the tokens of ", name_of(row), " from ", s.exact_until,
                    " on are not those that a prompt would have (trim, adopt, a cut media span)")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_tokens(what, prompt, arena()));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens(what, prompt, arena(), rows_.id_of(s)));
   if (end < s.length || end > static_cast<std::int64_t>(prompt.size())) {
     return {ErrorCode::kInvalidArgument,
             concat(what, " up to ", end, ", allowed: the length, ", s.length, ", to the prompt's ",
                    prompt.size(), " tokens")};
   }
   if (runs_with(row, prompt)) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": the prompt's first ", s.length, " tokens are not the sequence's")};
+  return {ErrorCode::kInvalidArgument, concat(what, ": the prompt's first ", s.length,
+                                              " tokens are not those of ", name_of(row))};
 }
 
 // The sequence's tokens, as far as it keeps them, begin this prompt.
@@ -216,8 +217,8 @@ Status KVCacheManager::Impl::find_load(LoadId id, std::int32_t& load) const {
 Status KVCacheManager::Impl::check_no_load(std::int32_t row, std::string_view what) const {
   if (!rows_[row].has_load) return {};
   return {ErrorCode::kFailedPrecondition,
-          concat(what, ": ", to_string(transfers_.load_id(details(row).load)),
-                 " of the sequence is open; finish_load() first")};
+          concat(what, ": ", to_string(transfers_.load_id(details(row).load)), " of ", name_of(row),
+                 " is open; finish_load() first")};
 }
 
 // The sequence is about to end, or to lose tokens that stand in front of the load's.

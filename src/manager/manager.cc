@@ -124,7 +124,7 @@ Status KVCacheManager::Impl::find_resting(SequenceId id, std::string_view what,
 Status KVCacheManager::Impl::check_resting(std::int32_t row, std::string_view what) const {
   if (rows_[row].step_entry < 0) return {};
   return {ErrorCode::kFailedPrecondition,
-          concat(what, ": the sequence is in the open step ", steps_.last_ticket(),
+          concat(what, ": ", name_of(row), " is in the open step ", steps_.last_ticket(),
                  "; commit, drop or undo it first")};
 }
 

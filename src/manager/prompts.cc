@@ -62,9 +62,10 @@ Status Prompts::check_not_again(std::int32_t row, std::string_view what,
     const bool begins_with_rest = std::equal(rest.begin(), rest.end(), tokens.begin());
     if (begins_with_rest || !(from == 0 ? is_prompt(row, again) : is_tail(row, again))) continue;
     return {ErrorCode::kInvalidArgument,
-            concat(what, " of ", tokens.size(), " tokens to a sequence of ", s.length,
-                   ": they begin with the ", s.length - from, " that it has of its prompt of ",
-                   d.prompt_tokens, from > 0 ? concat(" from ", from, " on") : std::string(),
+            concat(what, " of ", tokens.size(), " tokens to ", to_string(rows_.id_of(s)), " of ",
+                   s.length, ": they begin with the ", s.length - from,
+                   " that it has of its prompt of ", d.prompt_tokens,
+                   from > 0 ? concat(" from ", from, " on") : std::string(),
                    "; append only those behind them")};
   }
   return {};

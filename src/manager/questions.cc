@@ -65,8 +65,8 @@ Status KVCacheManager::slot_mapping(SequenceId id, GroupId group_id, std::int32_
   const std::int32_t length = m.rows_[row].length;
   if (begin < 0 || begin > length || out.size() > static_cast<std::size_t>(length - begin)) {
     return {ErrorCode::kInvalidArgument,
-            concat("slot_mapping of ", out.size(), " tokens from position ", begin,
-                   ", but the sequence has ", length)};
+            concat("slot_mapping of ", out.size(), " tokens from position ", begin, ", but ",
+                   to_string(id), " has ", length)};
   }
   const std::int32_t g = group_id.value();
   const std::int32_t size = m.block_size(g);

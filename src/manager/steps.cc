@@ -85,7 +85,8 @@ Status KVCacheManager::undo(SequenceId id) {
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
   const std::int32_t entry = m.rows_[row].step_entry;
   if (entry < 0) {
-    return {ErrorCode::kFailedPrecondition, "undo: the sequence is not in an open step"};
+    return {ErrorCode::kFailedPrecondition,
+            concat("undo: ", to_string(id), " is not in an open step")};
   }
   Step& step = m.steps_.open();
   m.undo_entry(step, entry);
@@ -373,7 +374,7 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
-  KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens, m.arena()));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens, m.arena(), id));
   Sequence& s = m.rows_[row];
   const std::int32_t waiting = m.unnamed_.num_waiting(row);
   if (tokens.size() > static_cast<std::size_t>(waiting)) {

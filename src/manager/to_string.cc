@@ -105,9 +105,9 @@ std::string to_string(const OpenOptions& options) {
 std::string to_string(const Opened& opened) {
   const auto& [sequence, cached_tokens, soon] = opened;
   Fields out;
-  out.add("sequence", to_string(sequence)).add("cached_tokens", cached_tokens);
+  out.add("cached_tokens", cached_tokens);
   add(out, soon);
-  return out.take();
+  return text::concat(to_string(sequence), ", ", out.take());
 }
 
 std::string to_string(const Admission& admission) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "base/media.h"
@@ -120,6 +121,24 @@ std::string shown(std::string_view text) {
   return text.size() <= kMost ? out : concat(out, " and ", text.size() - kMost, " bytes more");
 }
 
+// What the caller's struct names a field of the identity. A unit of tokens is the smallest block,
+// and that is what the spec has a field for; some fields of a group are those of ModelIdentity.
+std::string name_for_callers(const std::string& name) {
+  if (name == "unit") return "the smallest block_size";
+  constexpr std::string_view kOfModel[] = {"engine",
+                                           "layers",
+                                           "scales",
+                                           "shard",
+                                           "num_shards",
+                                           "pipeline_rank",
+                                           "num_pipeline_ranks",
+                                           "context_rank",
+                                           "num_context_ranks"};
+  const std::string last = name.substr(name.rfind(' ') + 1);
+  return std::find(std::begin(kOfModel), std::end(kOfModel), last) != std::end(kOfModel) ? last
+                                                                                         : name;
+}
+
 }  // namespace
 
 Status SnapshotReader::compare_identity(std::span<const std::byte> body) const {
@@ -134,10 +153,9 @@ Status SnapshotReader::compare_identity(std::span<const std::byte> body) const {
     const auto found = there.find(field.name);
     const std::string value = found == there.end() ? "absent" : shown(found->second);
     if (found != there.end() && found->second == field.value) continue;
-    // A unit of tokens is the smallest block, and that is what the spec has a field for.
-    const std::string name = field.name == "unit" ? "the smallest block_size" : field.name;
-    return {ErrorCode::kInvalidArgument, concat("snapshot: ", name, " is ", value,
-                                                " in the file and \"", field.value, "\" here")};
+    return {ErrorCode::kInvalidArgument,
+            concat("snapshot: ", name_for_callers(field.name), " is ", value, " in the file and \"",
+                   field.value, "\" here")};
   }
   if (there.size() == identity_.fields().size()) return {};
   return {ErrorCode::kInvalidArgument,

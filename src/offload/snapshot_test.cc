@@ -324,7 +324,7 @@ TEST(Snapshot, AnotherTextAndAPrivateSequenceAreNotSaved) {
         save(cache.manager, identity_of(cache), file, {.sequences = std::span(&sequence, 1)});
     return saved_now ? std::string("saved") : to_string(saved_now.error());
   };
-  EXPECT_THAT(refusal(open, other), HasSubstr("are not the sequence's"));
+  EXPECT_THAT(refusal(open, other), HasSubstr("are not those of sequence"));
   EXPECT_THAT(refusal(hidden, other), HasSubstr("publishes nothing: it is private"));
   EXPECT_EQ(refusal(open, prompt), "saved");
   const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
@@ -372,9 +372,9 @@ TEST(Snapshot, AnotherIdentityIsRefusedByTheNameOfTheField) {
       {&ModelIdentity::tokenizer, "tokenizer is"},
       {&ModelIdentity::model_dtype, "model_dtype is"},
       {&ModelIdentity::positions, "positions is"},
-      {&ModelIdentity::engine, "group 0 engine is"},
-      {&ModelIdentity::layers, "group 0 layers is"},
-      {&ModelIdentity::scales, "group 0 scales is"}};
+      {&ModelIdentity::engine, "snapshot: engine is"},
+      {&ModelIdentity::layers, "snapshot: layers is"},
+      {&ModelIdentity::scales, "snapshot: scales is"}};
   for (const auto& [field, message] : texts) {
     ModelIdentity model = test::kToy;
     model.*field = field == &ModelIdentity::layers ? "2-3" : "other";

@@ -287,10 +287,10 @@ TEST(BadInput, OpenByCountSpeaksOfItself) {
   const Ticket t = must(e.manager.begin_step());
   EXPECT_THAT(e.manager.open_unnamed(-1).error().message(), HasSubstr("open_unnamed of -1 tokens"));
   const Status full = e.manager.open_unnamed(20).error();
-  EXPECT_EQ(full.message(),
-            "group 0: need 5 blocks, 4 free, 0 evictable (0 pinned by 0 sequences, 0 retiring); "
-            "never: the "
-            "group has 4 blocks");
+  EXPECT_EQ(
+      full.message(),
+      "group 0: need 5 blocks, 4 free, 0 evictable (0 pinned, 0 retiring; open: 0 sequences); "
+      "never: the group has 4 blocks");
   must(e.manager.drop(t));
 }
 
@@ -304,7 +304,41 @@ TEST(BadInput, TheErrorNamesTheCall) {
               HasSubstr("ref_count: block 8 of group 0"));
   must(e.manager.begin_step());
   must(e.manager.append(s, tokens(5, 1)));
-  EXPECT_THAT(e.manager.clear(s).message(), HasSubstr("clear: the sequence is in the open step"));
+  EXPECT_THAT(e.manager.clear(s).message(), HasSubstr("clear: sequence 0.1 is in the open step"));
+}
+
+TEST(BadInput, AShortageDoesNotSayThatIdleSequencesHoldBlocks) {
+  Engine e({full_group(4, 4)});
+  e.say(tokens(1, 16));
+  SequenceId idle;
+  for (int i = 0; i < 5; ++i) idle = e.open({}).sequence;
+  must(e.manager.begin_step());
+  EXPECT_EQ(e.manager.append(idle, tokens(1, 1)).message(),
+            "group 0: need 1 block, 0 free, 0 evictable (4 pinned, 0 retiring; open: 6 sequences)");
+}
+
+// A scheduler that appends to many has nothing else to tell them apart by.
+TEST(BadInput, TheErrorNamesTheSequence) {
+  Engine e({full_group(4, 16)});
+  const SequenceId first = e.say(tokens(1, 10));
+  must(e.manager.close(first));
+  const Opened opened = e.open(tokens(1, 15), {.max_tokens = 30});
+  ASSERT_EQ(opened.cached_tokens, 10);
+  const SequenceId s = opened.sequence;
+  const std::string name = to_string(s);
+  const auto says = [](const Status& status, const std::string& text) {
+    EXPECT_THAT(status.message(), HasSubstr(text));
+  };
+  says(e.manager.undo(s), "undo: " + name + " is not in an open step");
+  must(e.manager.begin_step());
+  says(e.manager.append(s, Tokens{-1}), "append to " + name + ": token 0 is -1, allowed:");
+  says(e.manager.append(s, tokens(1, 15)), "append of 15 tokens to " + name + " of 10: they begin");
+  says(e.manager.append(s, tokens(1, 21)), "append of 21 tokens to " + name + ": full: 10 of 30");
+  says(e.manager.append(s, Tokens{1}, {.draft = 2}), "append of 1 tokens to " + name + " with a");
+  says(e.manager.append_prompt(s, tokens(1, 9), 9).error(), "append_prompt to " + name + ": the");
+  must(e.manager.append(s, tokens(11, 2), {.draft = 1}));
+  says(e.manager.append(s, Tokens{1}), "append: " + name + " is in the open step 2");
+  says(e.manager.set_tokens(s, Tokens{-2}), "set_tokens to " + name + ": token 0 is -2");
 }
 
 TEST(BadInput, AShortageSaysWhetherPinsHoldBlocks) {
@@ -314,8 +348,8 @@ TEST(BadInput, AShortageSaysWhetherPinsHoldBlocks) {
   const Ticket t = must(e.manager.begin_step());
   const Status full = e.manager.open_unnamed(12).error();
   EXPECT_EQ(full.message(),
-            "group 0: need 3 blocks, 1 free, 0 evictable (3 pinned by 0 sequences and 1 pin, "
-            "0 retiring)");
+            "group 0: need 3 blocks, 1 free, 0 evictable (3 pinned, 0 retiring; open: 0 "
+            "sequences and 1 pin)");
   EXPECT_EQ(full.shortage()->pins, 1);
   must(e.manager.unpin(pinned.pin));
   must(e.manager.open_unnamed(12));

@@ -226,8 +226,8 @@ TEST(BlockLife, ShortageIsASentenceWithTheNumbers) {
   const Status full = e.manager.admit(s, 100);
   EXPECT_EQ(
       full.message(),
-      "group 0: need 25 blocks, 5 free, 0 evictable (3 pinned by 1 sequence, 0 retiring); never: "
-      "the group has 8 blocks and 3 are kept");
+      "group 0: need 25 blocks, 5 free, 0 evictable (3 pinned, 0 retiring; open: 1 sequence); "
+      "never: the group has 8 blocks and 3 are kept");
 }
 
 TEST(BlockLife, SecondCloseIsAnError) {

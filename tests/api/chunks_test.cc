@@ -163,8 +163,9 @@ TEST(AppendPrompt, RefusesAPromptThatIsNotTheSequences) {
   const Result<std::int32_t> differs = e.manager.append_prompt(s, other, 8);
   ASSERT_FALSE(differs.has_value());
   EXPECT_EQ(differs.error().code(), kInvalid);
-  EXPECT_THAT(differs.error().numbers(), ElementsAre(5, 99, 6));
-  EXPECT_THAT(e.manager.append_prompt(s, tokens(1, 5), 8).error().numbers(), ElementsAre(5, 6));
+  EXPECT_THAT(differs.error().numbers(), ElementsAre(0, 1, 5, 99, 6));
+  EXPECT_THAT(e.manager.append_prompt(s, tokens(1, 5), 8).error().numbers(),
+              ElementsAre(0, 1, 5, 6));
   EXPECT_EQ(e.manager.append_prompt(s, tokens(1, 12), 0).error().code(), kInvalid);
   EXPECT_EQ(e.info(s).length, 6);
   EXPECT_EQ(must(e.manager.append_prompt(s, tokens(1, 12), 100)), 6);
@@ -240,7 +241,10 @@ TEST(Print, NamesEachField) {
   const SequenceId s = e.say(tokens(1, 6));
   std::ostringstream out;
   out << e.info(s) << "\n" << e.usage() << "\n" << e.counters() << "\n" << e.manager.spec() << "\n";
-  out << ManagerOptions{} << "\n" << OpenOptions{} << "\n" << must(e.manager.admit(s, 3, {}));
+  out << ManagerOptions{} << "\n"
+      << OpenOptions{} << "\n"
+      << must(e.manager.admit(s, 3, {})) << "\n";
+  out << e.open({});
   EXPECT_THAT(out.str(), HasSubstr("length 6, accepted_length 6, published_length 4"));
   EXPECT_THAT(out.str(), HasSubstr("num_blocks 8, free 6, held 2"));
   EXPECT_THAT(out.str(), HasSubstr("tokens_committed 6"));
@@ -248,6 +252,7 @@ TEST(Print, NamesEachField) {
   EXPECT_THAT(out.str(), HasSubstr("order in order"));
   EXPECT_THAT(out.str(), HasSubstr("publish all, caller_id none"));
   EXPECT_THAT(out.str(), HasSubstr("cached_tokens 0, blocks 1"));
+  EXPECT_THAT(out.str(), HasSubstr("\nsequence 1.1, cached_tokens 0"));
 }
 
 }  // namespace

@@ -129,9 +129,9 @@ TEST_F(GatherSequence, WhatIsNotThereIsNamed) {
     EXPECT_EQ(status.message(), text);
   };
   says(refusal(sequence, {.first = 15}, 6), kInvalid,
-       "gather of 6 positions from 15 on: the sequence has 20 tokens");
+       "gather of 6 positions from 15 on: sequence 0.1 has 20 tokens");
   says(refusal(sequence, {.first = -1}, 1), kInvalid,
-       "gather of 1 positions from -1 on: the sequence has 20 tokens");
+       "gather of 1 positions from -1 on: sequence 0.1 has 20 tokens");
   says(refusal(sequence, {.group = GroupId(1)}, 20), kMoment,
        "gather of positions 0 to 19: the window has dropped 0");
   EXPECT_EQ(refusal(sequence, {.group = GroupId(2)}, 1).code(), kInvalid);

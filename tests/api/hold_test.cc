@@ -402,8 +402,9 @@ TEST(Loadable, AnswersInSpiteOfAPromiseWhichBeginLoadRefuses) {
   Tier tier({{0, 1, 2, 3, 4}}, {5});
   const Loadable can = must(e.manager.loadable(s, prompt, 20, tier.spans()));
   EXPECT_EQ(can.end, 20);
-  EXPECT_THAT(e.manager.begin_load(s, prompt, can.end).error().message(),
-              HasSubstr("begin_load: 4 tokens are reserved for the sequence; reserve() 0 first"));
+  EXPECT_THAT(
+      e.manager.begin_load(s, prompt, can.end).error().message(),
+      HasSubstr("begin_load: 4 tokens are reserved for " + to_string(s) + "; reserve() 0 first"));
   must(e.manager.reserve(s, 0, {}));
   EXPECT_TRUE(e.manager.begin_load(s, prompt, can.end));
 }

@@ -34,7 +34,7 @@ TEST(ParityVectors, MaxTokensIsExactWhateverTheBlockSize) {
   const SequenceId sequence = must(cache.open({}, {.max_tokens = 4})).sequence;
   must(append_rows(cache, sequence, numbers(0, 4 * 2)));
   const Status full = append_rows(cache, sequence, numbers(0, 1 * 2));
-  // full.message() is "append of 1 tokens: full: 4 of 4 tokens"
+  // full.message() is "append_unnamed of 1 tokens to sequence 0.1: full: 4 of 4 tokens"
   EXPECT_EQ(full.code(), ErrorCode::kResourceExhausted);
   EXPECT_THAT(full.message(), HasSubstr("full: 4 of 4 tokens"));
   EXPECT_EQ(must(cache.info(sequence)).length, 4);
@@ -61,8 +61,8 @@ TEST(ParityVectors, ABatchIsAppendedWholeOrNotAtAll) {
   const SequenceId sequence = must(cache.open({}, {.max_tokens = 5})).sequence;
   must(append_rows(cache, sequence, numbers(0, 3 * 2)));
   const Status status = append_rows(cache, sequence, numbers(100, 3 * 2));
-  // status.message() is "append_unnamed of 3 tokens: full: 3 of 5 tokens", and nothing was appended
-  EXPECT_EQ(status.message(), "append_unnamed of 3 tokens: full: 3 of 5 tokens");
+  // Nothing was appended.
+  EXPECT_EQ(status.message(), "append_unnamed of 3 tokens to sequence 0.1: full: 3 of 5 tokens");
   EXPECT_EQ(must(rows_of(cache, sequence, 0, 3)), numbers(0, 3 * 2));
   EXPECT_EQ(must(cache.info(sequence)).length, 3);
 }
@@ -81,7 +81,8 @@ TEST(ParityVectors, APromptBeyondMaxTokensIsRefused) {
   KVCacheManager cache = vector_cache(2, 1);
   const auto opened = cache.open(std::vector<std::int32_t>{1, 2, 3}, {.max_tokens = 2});
   ASSERT_FALSE(opened.has_value());
-  EXPECT_THAT(opened.error().message(), HasSubstr("a prompt of 3 tokens with max_tokens 2"));
+  EXPECT_THAT(opened.error().message(),
+              HasSubstr("a prompt of 3 tokens, allowed: at most max_tokens, 2"));
   EXPECT_FALSE(cache.open({}, {.max_tokens = -1}).has_value());
 }
 

@@ -152,7 +152,7 @@ TEST(Promise, OfASequenceThatAdoptsIsRefused) {
   const Tokens table = e.table(parent);
   const std::span<const std::int32_t> tables[] = {table};
   EXPECT_EQ(e.manager.adopt(s, tables, 6).message(),
-            "adopt: 8 tokens are reserved for the sequence; reserve() 0 first, or after it");
+            "adopt: 8 tokens are reserved for sequence 1.1; reserve() 0 first, or after it");
 }
 
 TEST(Promise, AnUndoCountsIntoThePeak) {

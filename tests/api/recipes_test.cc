@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <deque>
+#include <iterator>
 #include <list>
 #include <map>
 #include <optional>
@@ -755,6 +758,37 @@ TEST(Recipes, ASessionWithPausesKeepsWhatItSaid) {
   must(cache.unpin(pinned.pin));
   // shown end
   EXPECT_GE(turn.cached_tokens, 28);
+}
+
+std::array<std::byte, 32> sha256_of(int content) {
+  std::array<std::byte, 32> digest{};
+  digest[0] = std::byte(content);
+  return digest;
+}
+
+TEST(Recipes, AnImageATenantAndAnAdapterMakeAnotherPromptOfTheSameTokens) {
+  Engine e({full_group(4, 64)});
+  KVCacheManager& cache = e.manager;
+  const Tokens prompt = tokens(1, 30);
+  const auto ask = [&](int image, const char* tenant, const char* adapter) {
+    // shown: media
+    // Tokens 8 to 23 stand for an image. The server sets the salt, never the client.
+    const MediaSpan span{.begin = 8, .end = 24, .content_id = sha256_of(image)};
+    const RootKey root{.adapter = adapter, .adapter_version = "2", .tenant_salt = tenant};
+    const Opened opened = must(cache.open(prompt, {.root = root, .media = {&span, 1}}));
+    // shown end
+    const Ticket ticket = must(cache.begin_step());
+    must(cache.append_prompt(opened.sequence, prompt, std::ssize(prompt)));
+    must(cache.plan());
+    must(cache.finish(ticket));
+    must(cache.close(opened.sequence));
+    return opened.cached_tokens;
+  };
+  EXPECT_EQ(ask(1, "alice", "poems"), 0);
+  EXPECT_EQ(ask(1, "alice", "poems"), 29);
+  EXPECT_EQ(ask(2, "alice", "poems"), 8);  // the tokens in front of the other image
+  EXPECT_EQ(ask(1, "bob", "poems"), 0);
+  EXPECT_EQ(ask(1, "alice", "laws"), 0);
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ TEST(Reserve, NobodyElseGetsTheBlocks) {
   ASSERT_NE(refused.shortage(), nullptr);
   EXPECT_EQ(refused.shortage()->reserved, 2);
   EXPECT_EQ(refused.message(),
-            "group 0: need 3 blocks, 2 free, 0 evictable (2 pinned by 2 sequences, 2 of them "
-            "reserved, 0 retiring)");
+            "group 0: need 3 blocks, 2 free, 0 evictable (2 pinned, 2 of them reserved, 0 "
+            "retiring; open: 2 sequences)");
   must(e.manager.append(other, tokens(1, 8)));
   must(e.manager.append(s, tokens(1, 8)));
   must(e.manager.finish(step));
@@ -248,7 +248,7 @@ TEST(Reserve, BadArgumentsAreNamedAndChangeNothing) {
   const SequenceId s = e.open({}, {.max_tokens = 20}).sequence;
   must(e.manager.reserve(s, 4));
   EXPECT_EQ(e.manager.reserve(s, -1).message(),
-            "reserve of -1 tokens behind 0, allowed: 0 to 1073741824");
+            "reserve of -1 tokens to sequence 0.1 behind 0, allowed: 0 to 1073741824");
   EXPECT_THAT(e.manager.reserve(s, 21).message(), HasSubstr("full: 0 of 20 tokens"));
   EXPECT_EQ(e.manager.reserve(s, 8, {.most_per_step = -1}).message(),
             "reserve: most_per_step is -1, allowed: 0, which is all tokens, and above");
@@ -579,7 +579,7 @@ TEST(Admission, OfAPromptCountsTheSequencesThatAreOpen) {
   ASSERT_FALSE(prompt.has_value());
   EXPECT_EQ(prompt.error().shortage()->sequences, e.manager.num_sequences());
   EXPECT_EQ(prompt.error().message(),
-            "group 0: need 3 blocks, 2 free, 0 evictable (2 pinned by 1 sequence, 0 retiring)");
+            "group 0: need 3 blocks, 2 free, 0 evictable (2 pinned, 0 retiring; open: 1 sequence)");
   must(e.manager.close(open));
 }
 
@@ -597,8 +597,8 @@ TEST(Admission, OfAPromptCountsNothingAndKeepsNothing) {
   ASSERT_FALSE(too_long.has_value());
   EXPECT_EQ(
       too_long.error().message(),
-      "group 0: need 11 blocks, 6 free, 0 evictable (2 pinned by 0 sequences, 0 retiring); never: "
-      "the group has 8 blocks and 2 are kept");
+      "group 0: need 11 blocks, 6 free, 0 evictable (2 pinned, 0 retiring; open: 0 sequences); "
+      "never: the group has 8 blocks and 2 are kept");
   EXPECT_EQ(e.manager.admit(tokens(1, 10), {}, -1).error().message(),
             "admit of -1 tokens behind a prompt, allowed: 0 to 1073741824");
 }

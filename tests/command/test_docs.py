@@ -178,11 +178,36 @@ def test_every_mark_of_the_examples_is_shown():
     assert sorted(shown) == sorted(marks)
 
 
-def test_the_example_of_disk_tier_is_compiled():
-    text = (ROOT / "include/kvfolio/disk_tier.h").read_text()
-    lines = re.findall(r"^//   (\S.*)$", text[:text.index("//  - ")], re.M)
+@pytest.mark.parametrize("name", ["manager", "storage", "offload", "disk_tier"])
+def test_the_example_of_a_header_is_compiled(name):
+    text = (ROOT / f"include/kvfolio/{name}.h").read_text()
+    lines = re.search(r"^//\n((?://   .*\n)+)//\n", text, re.M)[1].splitlines()
     compiled = (ROOT / "tests/package/designated.cc").read_text()
-    assert lines and "".join(f"  {line}\n" for line in lines) in compiled
+    assert "".join(f"  {line[5:]}\n" for line in lines) in compiled
+
+
+def test_the_calls_that_an_engine_needs_are_counted_and_stand_in_the_first_section():
+    text = (ROOT / "include/kvfolio/manager.h").read_text()
+    first = text[text.index("---- start here"):text.index("---- more of sequences")]
+    listed = re.search(r"the (\d+) calls that.*?\n  //\n(.*?)  //\n", first, re.S)
+    names = re.findall(r"\w+", re.sub(r"//   (  )?((?:\w+, )*\w+,?)(  .*)?", r"\2", listed[2]))
+    assert {"append_prompt", "finish"} <= set(names)
+    assert len(names) == int(listed[1])
+    for name in names:
+        assert re.search(rf"^  [\w:<>* ]+ {name}\(", first, re.M), name
+    page = (ROOT / "docs" / "languages.md").read_text()
+    assert f"whose first section has the {listed[1]}\ncalls that an engine needs" in page
+
+
+def test_functions_of_the_c_headers_are_counted():
+    for page, number, header in [
+            ("languages.md", r"library in C99: (\d+) functions", "kvfolio.h"),
+            ("cuda.md", r"is for libkvfolio_tiers: (\d+) functions", "kvfolio_cuda.h")]:
+        text = (ROOT / "include" / "kvfolio" / header).read_text()
+        functions = re.findall(r"^\w*_C_API\s[^;(]*?(\w+)\(", text, re.M)
+        assert len(set(functions)) == len(functions)
+        said = re.search(number, (ROOT / "docs" / page).read_text())
+        assert int(said[1]) == len(functions), header
 
 
 def test_every_decision_is_listed():

@@ -72,7 +72,7 @@ def test_a_damaged_file_costs_time_and_no_token(saved, tmp_path, damage):
 @pytest.mark.parametrize(("options", "field"), [
     (["--cache-dtype", "bf16"], "group 0 dtype"), (["--block-size", 8], "the smallest block_size"),
     (["--format", "nhd"], "group 0 format"), (["--kernel", "reference", "--format", "granule"],
-                                              "group 0 engine")])
+                                              "engine")])
 def test_another_type_layout_or_block_size_is_refused_by_the_name_of_the_field(
         saved, options, field):
     done = run(checkpoint(MODEL), "--load", saved[0], *options, requests=REQUESTS)

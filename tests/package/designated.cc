@@ -74,4 +74,53 @@ bool use_a_disk_tier(KVCacheManager& manager, const ModelIdentity& model) {
   return offload.has_value();
 }
 
+// The example at the top of manager.h.
+void run_model(const StepPlan& plan);
+Status use_a_manager(const CacheSpec& spec, const std::vector<std::int32_t>& prompt);
+
+Status use_a_manager(const CacheSpec& spec, const std::vector<std::int32_t>& prompt) {
+  KVCacheManager manager = *KVCacheManager::create(spec, {.max_sequences = 256});
+  const Opened opened = *manager.open(prompt);  // finds and holds in one call
+  const Ticket step = *manager.begin_step();
+  const auto rest = manager.append_prompt(opened.sequence, prompt, std::ssize(prompt));
+  if (!rest) return rest.error();  // a Shortage: close or preempt another one, append again
+  const StepPlan& plan = **manager.plan();  // slots, tables, copies
+  run_model(plan);              // yours: run the copies, write K and V to the slots, attend
+  return manager.finish(step);  // commit and complete; then another step, or close()
+}
+
+// That of storage.h.
+void attend_over(const KVView& view, const KVView& layer);
+Status use_a_storage(const CacheSpec& spec);
+
+Status use_a_storage(const CacheSpec& spec) {
+  Result<KVStorage> storage = KVStorage::create(spec);
+  if (!storage) return storage.error();
+  const KVView view = *storage->view(GroupId(0));      // all layers of a group,
+  const KVView layer = *storage->view(GroupId(0), 3);  // or one; its only layer is number 0
+  attend_over(view, layer);                            // kernels.h takes views
+  return {};
+}
+
+// That of offload.h.
+std::uint64_t now_us();
+Status use_an_offload(KVCacheManager& manager, const ModelIdentity& model,
+                      const std::vector<std::int32_t>& prompt);
+
+Status use_an_offload(KVCacheManager& manager, const ModelIdentity& model,
+                      const std::vector<std::int32_t>& prompt) {
+  const OffloadOptions options{.model = model, .arena_bytes = 1 << 30};
+  const std::unique_ptr<Offload> offload = *Offload::create(manager, options);
+  OffloadOpened opened = *offload->open(prompt);  // what the cache has, at once
+  while (opened.pending) {                        // or serve others, and poll in each step
+    for (const SequenceReady& ready : offload->poll(now_us())) {
+      if (ready.sequence == opened.sequence) opened.pending = false;
+    }
+  }
+  const Ticket step = *manager.begin_step();  // go on as ever, behind what came back
+  const auto rest = manager.append_prompt(opened.sequence, prompt, std::ssize(prompt));
+  if (!rest) return rest.error();
+  return manager.drop(step);
+}
+
 }  // namespace kvfolio

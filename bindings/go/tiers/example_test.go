@@ -41,7 +41,7 @@ func prefill(cache *kvfolio.Cache, offload *tiers.Offload, prompt []int32) (int,
 	if err != nil {
 		return 0, err
 	}
-	err = cache.Append(opened.Sequence, prompt[cached:], 0)
+	_, err = cache.AppendPrompt(opened.Sequence, prompt, len(prompt))
 	if err == nil {
 		err = cache.RunCopies()
 	}

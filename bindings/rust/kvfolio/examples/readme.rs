@@ -8,7 +8,7 @@ fn prefill(cache: &mut Cache, prompt: &[i32]) -> Result<i32> {
     // shown: rust
     let opened = cache.open(prompt, &Default::default())?; // finds and holds
     let mut step = cache.begin_step()?; // borrows the cache; dropped, it rolls back
-    step.append(opened.sequence, &prompt[opened.cached_tokens as usize..])?; // or NoBlocks
+    step.append_prompt(opened.sequence, prompt, prompt.len() as i64)?; // or NoBlocks: close it
     let plan = step.plan(&Default::default())?; // borrows the step: gone when it ends
     let group = plan.group(0);
     println!("{} of {} tokens found", opened.cached_tokens, prompt.len());
@@ -16,6 +16,7 @@ fn prefill(cache: &mut Cache, prompt: &[i32]) -> Result<i32> {
     // attend over group.block_table().
     assert_eq!(group.slot_mapping().len(), plan.num_tokens());
     step.finish()?;
+    cache.close(opened.sequence)?; // its blocks stay findable
     // shown end
     Ok(opened.cached_tokens)
 }

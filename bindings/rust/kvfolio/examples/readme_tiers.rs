@@ -17,7 +17,7 @@ fn prefill(cache: &mut Offload, prompt: &[i32], now_us: &mut u64) -> Result<i32>
         }
     }
     let mut step = cache.begin_step()?; // an Offload is a Cache
-    step.append(opened.sequence, &prompt[cached_tokens as usize..])?;
+    step.append_prompt(opened.sequence, prompt, prompt.len() as i64)?;
     step.run_copies()?;
     step.finish()?;
     // shown end
