@@ -15,11 +15,14 @@ nb::object shortage_of(const Shortage& shortage) {
   fields["evictable"] = shortage.evictable;
   fields["pinned"] = shortage.pinned;
   fields["retiring"] = shortage.retiring;
+  fields["loads"] = shortage.loads;
+  fields["holds"] = shortage.holds;
   fields["reserved"] = shortage.reserved;
   fields["sequences"] = shortage.sequences;
   fields["pins"] = shortage.pins;
   fields["num_blocks"] = shortage.num_blocks;
   fields["kept"] = shortage.kept;
+  fields["spared"] = shortage.spared;
   fields["never"] = shortage.never();
   return fields;
 }
