@@ -79,6 +79,12 @@ std::int32_t i32(Int number, const char* name) {
   return static_cast<std::int32_t>(within(number, name, INT32_MIN, INT32_MAX));
 }
 
+std::int64_t parse_bytes(nb::handle object, const char* name) {
+  const nb::object bytes =
+      new_record("kvfolio._capacity", "parse_bytes", nb::make_tuple(nb::borrow(object), name));
+  return nb::cast<Int>(bytes).value;
+}
+
 void raise_unknown_word(const char* name, const char* word, const std::vector<const char*>& known) {
   std::string message = std::string(name) + " is '" + word + "', allowed: ";
   for (const char* each : known) {

@@ -68,7 +68,7 @@ def fitting(name: str, annotation: str | None) -> Any:
         return []
     if "GroupSpec" in (annotation or ""):
         return SPEC
-    plain = dict(int=0, float=0.5, bool=True, str="x", View=kvfolio.Storage(SPEC).view())
+    plain = {"int | str": 0} | dict(int=0, float=0.5, bool=True, str="x", View=kvfolio.Storage(SPEC).view())
     if annotation in plain:
         return plain[annotation]
     return [[0]] if name == "tables" else [0] if re.search("Ints|Sequence|Ids", annotation or "") else None
