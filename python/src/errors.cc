@@ -85,6 +85,10 @@ std::int64_t parse_bytes(nb::handle object, const char* name) {
   return nb::cast<Int>(bytes).value;
 }
 
+std::string counted(std::int64_t count, const char* noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 void raise_unknown_word(const char* name, const char* word, const std::vector<const char*>& known) {
   std::string message = std::string(name) + " is '" + word + "', allowed: ";
   for (const char* each : known) {

@@ -176,6 +176,16 @@ void add_options(nb::class_<Manager>& c) {
       kOptionsDoc);
 }
 
+// "4 of 64 blocks held", of each group.
+std::string blocks_in_words(KVCacheManager& m) {
+  std::string text;
+  for (std::size_t i = 0; i < m.spec().groups.size(); ++i) {
+    const auto usage = m.usage(GroupId(static_cast<std::int32_t>(i)));
+    text += ", " + std::to_string(usage->held) + " of " + std::to_string(usage->num_blocks);
+  }
+  return text + " blocks held";
+}
+
 }  // namespace
 
 void add_manager(nb::module_& m) {
@@ -187,6 +197,12 @@ void add_manager(nb::module_& m) {
       "threads that share a manager agree among themselves whose step is open.");
   add_options(c);
   c.def("_bridge", [](const Manager& manager) { return make_bridge(manager.state()); });
+  c.def("__repr__", [](const Manager& manager) {
+    return manager.call([](KVCacheManager& m) {
+      return "<kvfolio.Manager: " + counted(m.num_sequences(), "sequence") + blocks_in_words(m) +
+             ">";
+    });
+  });
   add_sequences(c);
   add_steps_of_manager(c);
   add_room(c);

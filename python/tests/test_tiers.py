@@ -570,3 +570,14 @@ def test_bytes_are_an_int_or_text_with_a_unit_wherever_they_are_wanted(tmp_path)
 def test_what_is_no_number_of_bytes_is_refused_by_the_name_of_the_argument(error, bytes, says, tmp_path):
     with pytest.raises(error, match=says):
         disk_tier(tmp_path, segment_bytes=bytes)
+
+
+def test_a_repr_says_where_a_tier_is_or_that_it_is_closed(tmp_path):
+    redis = tiers.RedisTier("127.0.0.1:1,127.0.0.1:2")
+    assert repr(redis) == "<kvfolio.tiers.RedisTier: 2 servers, 0 connected>"
+    folder = bytes(tmp_path) + b"/\xff"
+    with tiers.DiskTier(folder, bytes="8MiB") as disk:
+        assert repr(disk).startswith(f"<kvfolio.tiers.DiskTier: disk {tmp_path}/\\xff: 8 MiB in segments of ")
+        with tiers.Offload(new_cache(), MODEL, arena_bytes="1MiB", tiers=[disk]) as cache:
+            assert repr(cache) == "<kvfolio.tiers.Offload over 1 tier>" and "8 MiB" in repr(disk)
+    assert (repr(disk), repr(cache)) == ("<kvfolio.tiers.DiskTier, closed>", "<kvfolio.tiers.Offload, closed>")

@@ -123,6 +123,11 @@ void add_disk(nb::module_& m) {
            "0: none.\n"
            "- open_files_max: segments whose files stay open. 0: a quarter of the descriptors that "
            "the process may have, 8 to 256.")
+      .def("__repr__",
+           [](const DiskObject& disk) {
+             return disk.in_words(
+                 "DiskTier", [](Tier& tier) { return static_cast<DiskTier&>(tier).describe(); });
+           })
       .def("stats", &stats, nb::sig("def stats(self) -> kvfolio_tiers._types.DiskStats"),
            "Records and bytes now, and what was counted since it was opened.")
       .def(

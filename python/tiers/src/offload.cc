@@ -150,6 +150,9 @@ class OffloadObject {
   }
 
   [[nodiscard]] bool is_closed() const { return !claim_; }
+  [[nodiscard]] std::int64_t num_tiers() const {
+    return static_cast<std::int64_t>(lent_.all().size());
+  }
   [[nodiscard]] int event_fd() const { return descriptors_.get(); }
 
  private:
@@ -314,6 +317,13 @@ void add_life(nb::class_<OffloadObject>& c) {
           "drain(), and ends. Its tiers are free again, or, if they still owe answers, can only be "
           "closed. The manager goes on.")
       .def_prop_ro("closed", &OffloadObject::is_closed, "close() was called.")
+      .def("__repr__",
+           [](const OffloadObject& offload) {
+             return "<kvfolio.tiers.Offload" +
+                    (offload.is_closed() ? ", closed"
+                                         : " over " + counted(offload.num_tiers(), "tier")) +
+                    ">";
+           })
       .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> typing_extensions.Self"))

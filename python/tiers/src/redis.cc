@@ -155,6 +155,15 @@ void add_redis(nb::module_& m) {
         "that a record lives; 0: the server's policy decides. A server that fails is left alone "
         "for pause_min seconds, then longer, up to pause_max. `key`: 32 secret bytes that seal "
         "records; all engines of one key_prefix have the same.");
+  c.def("__repr__", [](const RedisObject& redis) {
+    return redis.in_words("RedisTier", [](Tier& tier) {
+      const auto nodes = static_cast<RedisTier&>(tier).nodes();
+      const auto connected = std::count_if(nodes.begin(), nodes.end(),
+                                           [](const RedisNode& node) { return node.connected; });
+      return counted(static_cast<std::int64_t>(nodes.size()), "server") + ", " +
+             std::to_string(connected) + " connected";
+    });
+  });
   add_servers(c);
 }
 
