@@ -148,6 +148,7 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
              refuse("family", text, "core, attention, tiers");
            }
            options.family = text;
+           options.is_family_given = true;
          },
          "What to measure: core, attention, tiers [core]")
       ->type_name("NAME");
@@ -211,6 +212,11 @@ int bench(const BenchOptions& options) {
   const auto left_out = [](std::string_view name, std::string_view why) {
     report("kvfolio bench: " + std::string(name) + " is left out: " + std::string(why));
   };
+  if (!options.is_family_given && !options.quick && options.filter.empty()) {
+    report(
+        "kvfolio bench: measuring core, which takes some minutes and 4 GiB; --help names what else "
+        "can be measured");
+  }
   try {
     show_progress("kvfolio bench: measuring");
     if (options.family == "core") {

@@ -18,6 +18,7 @@ namespace kvfolio::tools {
 
 struct BenchOptions {
   std::string family = "core";
+  bool is_family_given = false;
   std::string filter;
   int rounds = 9;
   bool quick = false;

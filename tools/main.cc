@@ -53,6 +53,14 @@ std::vector<std::string> words_of(const CLI::App& verb) {
   return words;
 }
 
+std::string names_of_verbs(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names += (names.empty() ? "" : ", ") + verb->get_name();
+  }
+  return names;
+}
+
 // What could not be parsed, in the words of this command.
 std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int argc,
                           char** argv) {
@@ -60,15 +68,13 @@ std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int
       app.get_subcommands([](const CLI::App* verb) { return verb->parsed(); });
   if (verbs.empty() && argc > 1) {
     const std::string word = kvfolio::tools::without_secrets(argv[1]);
-    std::string known;
     std::vector<std::string> names;
     for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
-      known += (known.empty() ? "" : ", ") + verb->get_name();
       names.push_back(verb->get_name());
     }
     if (word.starts_with("-")) names = long_options_of(app);
     return "'" + word + "' is no " + (word.starts_with("-") ? "option before a verb" : "verb") +
-           kvfolio::tools::did_you_mean(word, names) + ", allowed: " + known;
+           kvfolio::tools::did_you_mean(word, names) + ", allowed: " + names_of_verbs(app);
   }
   // What is required may only be mistyped.
   const std::vector<std::string> unknown = app.remaining(true);
@@ -81,6 +87,11 @@ std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int
       words += kvfolio::tools::did_you_mean(word.substr(0, word.find('=')), words_of(*verbs[0]));
     }
     return verbs[0]->get_name() + ": unknown:" + words;
+  }
+  const CLI::App& last = verbs.empty() ? app : *verbs[0];
+  if (last.get_require_subcommand_min() > 0 && last.get_subcommands().empty()) {
+    return (verbs.empty() ? "" : last.get_name() + ": ") +
+           "a verb is missing, allowed: " + names_of_verbs(last);
   }
   std::string text = error.what();
   constexpr std::string_view kTwice = ": At Most 1 required but received ";

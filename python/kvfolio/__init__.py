@@ -3,6 +3,7 @@
 
 >>> import kvfolio
 >>> m = kvfolio.Manager([kvfolio.GroupSpec(head_dim=64, num_blocks=8, block_size=4)])
+>>> # Tokens are ints or int32. A tokenizer's int64: ids.to(torch.int32), numpy.asarray(ids, numpy.int32).
 >>> sequence, cached = m.open([1, 2, 3, 4, 5])
 >>> with m.step() as step:
 ...     step.append(sequence, [1, 2, 3, 4, 5])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,17 +24,24 @@ _FULL = {"full_attention", "attention", "global_attention"}
 _SLIDING = {"sliding_attention", "local_attention"}
 
 
-def parse_bytes(memory: int | str) -> int:
-    """
+def parse_bytes(memory: int | str, name: str = "memory") -> int:
+    """The bytes of the argument `name`. Whatever takes bytes reads them with this, also in the extensions.
+
     >>> parse_bytes("2GiB"), parse_bytes("1.5 MB"), parse_bytes(4096)
     (2147483648, 1500000, 4096)
     """
-    if isinstance(memory, int):
-        return memory
+    if not isinstance(memory, str):
+        try:
+            if not isinstance(memory, bool):
+                return operator.index(memory)
+        except TypeError:
+            pass
+        value = repr(memory) if isinstance(memory, (bool, float)) else f"of type {type(memory).__name__}"
+        raise TypeError(f'{name} is {value}: an int of bytes, or words such as "2GiB", are needed')
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", memory)
     if match is None or match.group(2).upper() not in _UNITS:
-        raise InvalidArgument(f"memory is {memory!r}, allowed: a number of bytes, or one with "
-                              "KB, MB, GB, TB, KiB, MiB, GiB or TiB behind it")
+        raise InvalidArgument(f"{name} is {memory!r}, allowed: a number of bytes, or one with "
+                              "KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or TiB (of 1024) behind it")
     return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
 
 

@@ -38,21 +38,34 @@ class FailedPrecondition(Error, RuntimeError):
 
 
 class OutOfBlocks(Error):
-    """A group lacks blocks: needed > free + evictable. In blocks, but for sequences and pins."""
+    """A group lacks blocks: needed > free + evictable. In blocks, but for sequences, pins, loads and holds."""
 
     code = "no blocks"
     group: int
     needed: int
     free: int
     evictable: int
-    pinned: int  # held by sequences and pins
-    retiring: int  # come back when the steps in flight are complete
-    reserved: int  # of the pinned ones: kept by reserve()
+    #: Held by sequences, pins, loads and holds.
+    pinned: int
+    #: Come back when the steps in flight are complete.
+    retiring: int
+    #: The pinned ones that reserve() keeps.
+    reserved: int
+    #: Open ones of the manager, as those below.
     sequences: int
     pins: int
-    num_blocks: int  # of the group
-    kept: int  # that the sequences of the call, or the hit of a prompt, hold beside the needed ones
-    never: bool  # the same call cannot succeed, whatever the others let go of
+    #: An Offload makes them, into blocks that it fills.
+    loads: int
+    #: An Offload makes them, on blocks that it copies away.
+    holds: int
+    #: All that the group has.
+    num_blocks: int
+    #: That the sequences of the call, or the hit of a prompt, hold beside the needed ones.
+    kept: int
+    #: Needed blocks that the same call may do without another time.
+    spared: int
+    #: The same call cannot succeed, whatever the others let go of: needed + kept - spared > num_blocks.
+    never: bool
 
 
 class ResourceExhausted(Error, RuntimeError):

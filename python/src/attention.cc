@@ -204,6 +204,10 @@ void add_threads(nb::module_& m) {
           },
           "num_threads"_a, nb::sig("def __init__(self, num_threads: int) -> None"),
           "num_threads counts the caller of attend(): 1 starts no thread.")
+      .def("__repr__",
+           [](const Threads& self) {
+             return "<kvfolio.ThreadPool: " + counted(self.executor.num_threads, "thread") + ">";
+           })
       .def_prop_ro("num_threads", [](const Threads& self) { return self.executor.num_threads; });
 }
 
@@ -253,7 +257,13 @@ void add_attention(nb::module_& m) {
                   "kvfolio._types.Int32Input, block_table: kvfolio._types.Array, trim_sinks: "
                   "kvfolio._types.Int32Input | None = None, trim_first_kept: "
                   "kvfolio._types.Int32Input | None = None) -> None"),
-          "query_start [n + 1], kv_lens [n], block_table [n, widest] contiguous, trims [n].");
+          "query_start [n + 1], kv_lens [n], block_table [n, widest] contiguous, trims [n].")
+      .def("__repr__", [](const Batch& batch) {
+        const AttentionBatch& arrays = batch.arrays;
+        return "<kvfolio.Batch: " +
+               counted(static_cast<std::int64_t>(arrays.kv_lens.size()), "sequence") +
+               ", a table of " + counted(arrays.block_table_stride, "column") + ">";
+      });
   m.def(
       "attend", &attend_rows, "q"_a, "cache"_a, "batch"_a, nb::kw_only(), "out"_a = nb::none(),
       "lse"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = nb::none(),

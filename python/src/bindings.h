@@ -132,6 +132,11 @@ struct Id {
 // InvalidArgument if the number is not within least .. most.
 std::int64_t within(Int number, const char* name, std::int64_t least, std::int64_t most);
 std::int32_t i32(Int number, const char* name);
+// Bytes: an int, or text such as "64MiB" (parse_bytes() of kvfolio/_capacity.py). TypeError for
+// another object, InvalidArgument for another text; one beyond 64 bits is the nearest end.
+std::int64_t parse_bytes(nb::handle object, const char* name);
+// "1 sequence", "2 sequences".
+std::string counted(std::int64_t count, const char* noun);
 inline GroupId group_id(Int group) { return GroupId(i32(group, "group")); }
 
 // ---- objects ----

@@ -15,11 +15,14 @@ nb::object shortage_of(const Shortage& shortage) {
   fields["evictable"] = shortage.evictable;
   fields["pinned"] = shortage.pinned;
   fields["retiring"] = shortage.retiring;
+  fields["loads"] = shortage.loads;
+  fields["holds"] = shortage.holds;
   fields["reserved"] = shortage.reserved;
   fields["sequences"] = shortage.sequences;
   fields["pins"] = shortage.pins;
   fields["num_blocks"] = shortage.num_blocks;
   fields["kept"] = shortage.kept;
+  fields["spared"] = shortage.spared;
   fields["never"] = shortage.never();
   return fields;
 }
@@ -74,6 +77,16 @@ std::int64_t within(Int number, const char* name, std::int64_t least, std::int64
 
 std::int32_t i32(Int number, const char* name) {
   return static_cast<std::int32_t>(within(number, name, INT32_MIN, INT32_MAX));
+}
+
+std::int64_t parse_bytes(nb::handle object, const char* name) {
+  const nb::object bytes =
+      new_record("kvfolio._capacity", "parse_bytes", nb::make_tuple(nb::borrow(object), name));
+  return nb::cast<Int>(bytes).value;
+}
+
+std::string counted(std::int64_t count, const char* noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
 void raise_unknown_word(const char* name, const char* word, const std::vector<const char*>& known) {

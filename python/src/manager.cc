@@ -17,8 +17,9 @@ struct Given {
   Int max_sequences, max_pins, max_steps_in_flight;
   const char* order;
   bool prefix_cache;
-  Int max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
-      max_media_extents, max_table_entries;
+  Int max_sequence_tokens, max_index_tokens, max_runs, max_root_keys;
+  nb::handle max_root_key_bytes;
+  Int max_media_extents, max_table_entries;
   Id hash_seed;
   double high_watermark;
   nb::handle victim_policy;
@@ -47,7 +48,7 @@ ManagerOptions options_of(const Given& given, const IdTag& tag) {
   options.max_index_tokens = given.max_index_tokens.value;
   options.max_runs = i32(given.max_runs, "max_runs");
   options.max_root_keys = i32(given.max_root_keys, "max_root_keys");
-  options.max_root_key_bytes = given.max_root_key_bytes.value;
+  options.max_root_key_bytes = parse_bytes(given.max_root_key_bytes, "max_root_key_bytes");
   options.max_media_extents = i32(given.max_media_extents, "max_media_extents");
   options.max_table_entries = given.max_table_entries.value;
   options.hash_seed = given.hash_seed.value;
@@ -88,12 +89,55 @@ std::shared_ptr<ManagerState> create(nb::handle spec, const Given& given) {
       take(KVCacheManager::create(spec_of(spec, "spec"), options)), std::move(tag));
 }
 
+// What help() says of the options.
+constexpr const char* kOptionsDoc =
+    "A list of GroupSpec: ids only, the engine owns the bytes and runs the copies of each plan. "
+    "A Storage: the manager takes it, and commit() refuses a step whose copies "
+    "run_copies() has not run, unless copies_by_host says that the engine runs them. "
+    "A kvfolio.cuda.Storage: the same, and both stay alive as long as one of them; copies wait "
+    "for what was enqueued on the storage. "
+    "The options:\n\n"
+    "- max_sequences: open at once, 1 to 2^23.\n"
+    "- max_pins: pins at once, 0 to 2^24.\n"
+    "- max_steps_in_flight: committed and not complete, 1 to 64.\n"
+    "- order: \"in_order\" for one stream, where complete() completes the earlier steps, too; "
+    "\"unordered\": steps complete in any order, and a sequence takes no append before the step "
+    "of its last one is complete.\n"
+    "- prefix_cache: False: nothing is ever findable.\n"
+    "- max_sequence_tokens: the length that a sequence is expected to have, up to 2^30, and no "
+    "limit: max_table_entries and widest() depend on it. 0: the tokens of the largest group "
+    "without a window, or 32,768.\n"
+    "- max_index_tokens, max_runs: what the index of findable prompts has room for: tokens, up "
+    "to 2^32, and runs of tokens between two places where prompts part, 2 to 2^29. 0: enough "
+    "for every block. Where it is full, the next victims are evicted; if that does not help, "
+    "nothing is published, which publications_skipped counts.\n"
+    "- max_root_keys, max_root_key_bytes: root keys in use at once, from 1, and their bytes, "
+    "with up to 29 more for each. While there are too many, a sequence of a new one neither "
+    "finds nor publishes.\n"
+    "- max_media_extents: pieces of media spans in the index, 0 to 2^28.\n"
+    "- max_table_entries: int32 words, up to 2^33, for the block tables, unpublished tokens "
+    "and media of open sequences, and for pins. 0: enough for a full pool and for "
+    "max_sequences tables of max_sequence_tokens tokens, of which 2^26 words count.\n"
+    "- hash_seed: of the hashes in the index. Managers that must give the same answers need "
+    "the same one; a server that fears prompts made to collide takes a random one.\n"
+    "- high_watermark: needs_eviction is True from this utilization on, 0 to 1.\n"
+    "- victim_policy: whom select_victim() and preempt_to() choose unless they are told.\n"
+    "- id_tag: a number within each id, 0 to 65,535. None: one that no manager has that lives, "
+    "so that none takes an id of another. There are 32,767 of them: those of managers that are "
+    "gone come again in turn, and ResourceExhausted says that all are taken.\n"
+    "- copies_by_host: with a Storage: the engine runs the copies of each plan itself.\n"
+    "- max_announced_tokens: of open(announce=True), not published yet, all together, up to "
+    "2^30. 0: the tokens of the largest group.\n"
+    "- list_findable: an Offload of kvfolio.tiers may stand over it; 16 bytes for each block.\n"
+    "- null_block: block 0 of each group is never given out and counts nowhere, and plans are "
+    "padded with 0.";
+
 void add_options(nb::class_<Manager>& c) {
   c.def(
       "__init__",
       [](Manager* self, nb::handle spec, Int max_sequences, Int max_pins, Int max_steps_in_flight,
          const char* order, bool prefix_cache, Int max_sequence_tokens, Int max_index_tokens,
-         Int max_runs, Int max_root_keys, Int max_root_key_bytes, Int max_media_extents,
+         Int max_runs, Int max_root_keys, nb::handle max_root_key_bytes, Int max_media_extents,
          Int max_table_entries, Id hash_seed, double high_watermark, nb::handle victim_policy,
          nb::handle id_tag, bool copies_by_host, Int max_announced_tokens, bool list_findable,
          bool null_block) {
@@ -112,7 +156,7 @@ void add_options(nb::class_<Manager>& c) {
       "spec"_a, nb::kw_only(), "max_sequences"_a = Int{1024}, "max_pins"_a = Int{256},
       "max_steps_in_flight"_a = Int{2}, "order"_a = "in_order", "prefix_cache"_a = true,
       "max_sequence_tokens"_a = Int{0}, "max_index_tokens"_a = Int{0}, "max_runs"_a = Int{0},
-      "max_root_keys"_a = Int{1024}, "max_root_key_bytes"_a = Int{1 << 20},
+      "max_root_keys"_a = Int{1024}, "max_root_key_bytes"_a = 1 << 20,
       "max_media_extents"_a = Int{4096}, "max_table_entries"_a = Int{0}, "hash_seed"_a = Id{0},
       "high_watermark"_a = 0.90, "victim_policy"_a = "lru", "id_tag"_a = nb::none(),
       "copies_by_host"_a = false, "max_announced_tokens"_a = Int{0}, "list_findable"_a = false,
@@ -123,23 +167,23 @@ void add_options(nb::class_<Manager>& c) {
               "max_steps_in_flight: int = 2, order: kvfolio._types.Order = 'in_order', "
               "prefix_cache: bool = True, max_sequence_tokens: int = 0, "
               "max_index_tokens: int = 0, max_runs: int = 0, max_root_keys: int = 1024, "
-              "max_root_key_bytes: int = 1048576, max_media_extents: int = 4096, "
+              "max_root_key_bytes: int | str = 1048576, max_media_extents: int = 4096, "
               "max_table_entries: int = 0, hash_seed: int = 0, high_watermark: float = 0.9, "
               "victim_policy: kvfolio._types.VictimPolicy = 'lru', id_tag: int | None = None, "
               "copies_by_host: bool = False, max_announced_tokens: int = 0, "
               "list_findable: bool = False, "
               "null_block: bool = False) -> None"),
-      "A list of GroupSpec: ids only, the engine owns the bytes and runs the copies of each plan. "
-      "A Storage: the manager takes it, and commit() refuses a step whose copies "
-      "run_copies() has not run, unless copies_by_host says that the engine runs them. "
-      "A kvfolio.cuda.Storage: the same, and both stay alive as long as one of them; copies wait "
-      "for what was enqueued on the storage. "
-      "null_block: block 0 of each group is never given out and counts nowhere, and plans are "
-      "padded with 0. Options of "
-      "0 are derived; see manager_types.h. id_tag=None: a number that no manager has "
-      "that lives, so that none takes an id of another. There are 32,767 of them: those of "
-      "managers that are gone come again in turn, and ResourceExhausted says that all are taken. "
-      "list_findable: an Offload of kvfolio.tiers may stand over it.");
+      kOptionsDoc);
+}
+
+// "4 of 64 blocks held", of each group.
+std::string blocks_in_words(KVCacheManager& m) {
+  std::string text;
+  for (std::size_t i = 0; i < m.spec().groups.size(); ++i) {
+    const auto usage = m.usage(GroupId(static_cast<std::int32_t>(i)));
+    text += ", " + std::to_string(usage->held) + " of " + std::to_string(usage->num_blocks);
+  }
+  return text + " blocks held";
 }
 
 }  // namespace
@@ -153,6 +197,12 @@ void add_manager(nb::module_& m) {
       "threads that share a manager agree among themselves whose step is open.");
   add_options(c);
   c.def("_bridge", [](const Manager& manager) { return make_bridge(manager.state()); });
+  c.def("__repr__", [](const Manager& manager) {
+    return manager.call([](KVCacheManager& m) {
+      return "<kvfolio.Manager: " + counted(m.num_sequences(), "sequence") + blocks_in_words(m) +
+             ">";
+    });
+  });
   add_sequences(c);
   add_steps_of_manager(c);
   add_room(c);

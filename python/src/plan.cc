@@ -221,6 +221,10 @@ void add_group(nb::module_& m) {
                 "if asked for.");
   KVFOLIO_ARRAY(c, kChangedColumns, "changed_columns", "See changed_rows.");
   KVFOLIO_ARRAY(c, kChangedBlocks, "changed_blocks", "See changed_rows.");
+  c.def("__repr__", [](const PlanGroup& self) {
+    return "<kvfolio.GroupPlan: group " + std::to_string(self.group) + " of step " +
+           std::to_string(self.data->plan().ticket.value()) + ">";
+  });
 }
 
 #undef KVFOLIO_ARRAY
@@ -236,6 +240,13 @@ void add_plan(nb::module_& m) {
                      "What a step needs on a device: int32 arrays. Those of plan(copy=False) lie "
                      "in the buffers of the step and are PlanArrays. With padded_sequences "
                      "num_sequences is that number, but in sequences and caller_ids.");
+  c.def("__repr__", [](const Plan& plan) {
+    const StepPlan& of = plan.data->plan();
+    return "<kvfolio.Plan of step " + std::to_string(of.ticket.value()) + ": " +
+           counted(static_cast<std::int64_t>(of.sequences.size()), "sequence") + ", " +
+           counted(of.num_tokens, "token") + ", " +
+           counted(static_cast<std::int64_t>(plan.data->num_groups()), "group") + ">";
+  });
   c.def_prop_ro("ticket", [](const Plan& plan) { return plan.data->plan().ticket.value(); });
   c.def_prop_ro("num_tokens", [](const Plan& plan) { return plan.data->plan().num_tokens; });
   add_array<kSequences>(c, "sequences", "def sequences(self) -> numpy.typing.NDArray[numpy.uint64]",

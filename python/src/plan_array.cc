@@ -21,7 +21,7 @@ nb::object array_of_copy(const std::int32_t* data, std::size_t size,
 }  // namespace
 
 void PlanArray::check_live(const char* name) const {
-  if (lease_->live) return;
+  if (is_live()) return;
   raise(Status(ErrorCode::kFailedPrecondition,
                std::string(name) +
                    ": this array lies in the buffers of its step, which has ended or was planned "
@@ -81,6 +81,14 @@ void add_plan_array(nb::module_& m) {
             return nb::tuple(shape);
           },
           nb::sig("def shape(self) -> tuple[int, ...]"))
+      .def("__repr__",
+           [](const PlanArray& array) {
+             std::string text = "<kvfolio.PlanArray of int32 [";
+             for (const std::size_t extent : array.shape()) {
+               text += (text.back() == '[' ? "" : ", ") + std::to_string(extent);
+             }
+             return text + (array.is_live() ? "]>" : "], not valid any more>");
+           })
       .def("__len__", [](const PlanArray& array) { return array.shape()[0]; })
       .def(
           "__getitem__",

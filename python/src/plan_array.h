@@ -43,7 +43,9 @@ class PlanArray {
         data_(data),
         shape_(std::move(shape)) {}
 
-  // FailedPrecondition: the step has ended or was planned again.
+  // false: the step has ended or was planned again.
+  [[nodiscard]] bool is_live() const { return lease_->live; }
+  // FailedPrecondition: it is not live.
   void check_live(const char* name) const;
   // All numbers of an array of ndim dimensions. InvalidArgument: it has others.
   [[nodiscard]] std::span<const std::int32_t> numbers(const char* name, std::size_t ndim) const;

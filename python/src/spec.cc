@@ -129,13 +129,16 @@ void add_spec(nb::module_& m) {
       "Raises InvalidArgument with the group, the field, the value and what is allowed.");
   m.def(
       "fit",
-      [](nb::handle groups, Int bytes) {
-        return groups_of(take(fit(spec_of(groups), bytes.value)));
+      [](nb::handle groups, nb::handle bytes) {
+        const CacheSpec spec = spec_of(groups);
+        return groups_of(take(fit(spec, parse_bytes(bytes, "bytes"))));
       },
       "groups"_a, "bytes"_a,
-      nb::sig("def fit(groups: collections.abc.Sequence[kvfolio._types.GroupSpec], bytes: int) -> "
+      nb::sig("def fit(groups: collections.abc.Sequence[kvfolio._types.GroupSpec], "
+              "bytes: int | str) -> "
               "list[kvfolio._types.GroupSpec]"),
-      "The groups with num_blocks filled in, so that together they take at most `bytes`. Values "
+      "The groups with num_blocks filled in, so that together they take at most `bytes`, an int "
+      "or text such as \"2GiB\". Values "
       "of num_blocks are weights; if all are 0, all groups get room for equally many tokens.");
   m.def(
       "bytes_per_block",

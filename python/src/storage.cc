@@ -8,9 +8,13 @@
 
 namespace kvfolio::python {
 
+KVStorage* Storage::find() {
+  if (own_.has_value()) return &*own_;
+  return manager_ == nullptr ? nullptr : manager_->manager.storage();
+}
+
 KVStorage& Storage::get() {
-  if (own_.has_value()) return *own_;
-  if (manager_ != nullptr) return *manager_->manager.storage();
+  if (KVStorage* const found = find(); found != nullptr) return *found;
   raise(Status(ErrorCode::kFailedPrecondition,
                "this storage went with a manager that could not be made"));
 }
@@ -396,8 +400,28 @@ void add_view(nb::module_& m) {
           [](const View& self) {
             return array_at(self, self.view.v_scale, self.view.v_scale_strides, DType::kF32, 1, 1);
           },
-          nb::sig("def v_scale(self) -> numpy.typing.NDArray[numpy.float32] | None"),
-          "As k_scale.");
+          nb::sig("def v_scale(self) -> numpy.typing.NDArray[numpy.float32] | None"), "As k_scale.")
+      .def("__repr__", [](const View& self) {
+        const KVView& view = self.view;
+        const auto rows = [&](std::int32_t head_dim) {
+          return std::to_string(view.num_kv_heads) + " x " + std::to_string(head_dim);
+        };
+        return "<kvfolio.View: " + counted(view.num_layers, "layer") + ", " +
+               counted(view.num_blocks, "block") + " of " + std::to_string(view.block_size) +
+               " tokens, " + to_string(view.dtype) + (view.granule ? " granule" : "") + ", K " +
+               rows(view.head_dim_k) +
+               (view.head_dim_v == 0 ? ", no V" : ", V " + rows(view.head_dim_v)) + ">";
+      });
+}
+
+std::string storage_in_words(Storage& storage) {
+  const KVStorage* const found = storage.find();
+  if (found == nullptr) return "<kvfolio.Storage, gone with a manager that could not be made>";
+  return "<kvfolio.Storage: " +
+         counted(static_cast<std::int64_t>(found->spec().groups.size()), "group") + ", " +
+         std::to_string(found->memory_bytes()) + " bytes, " +
+         (found->owns_memory() ? "its own" : "lent") +
+         (storage.manager() != nullptr ? ", of a manager>" : ">");
 }
 
 }  // namespace
@@ -464,6 +488,7 @@ void add_storage(nb::module_& m) {
       .def_prop_ro(
           "groups", [](Storage& storage) { return groups_of(storage.get().spec()); },
           nb::sig("def groups(self) -> list[kvfolio._types.GroupSpec]"))
+      .def("__repr__", &storage_in_words)
       .def_prop_ro("owns_memory", [](Storage& storage) { return storage.get().owns_memory(); })
       .def_prop_ro("memory_bytes", [](Storage& storage) { return storage.get().memory_bytes(); });
 }

@@ -24,6 +24,8 @@ class Storage {
 
   // FailedPrecondition: a manager that was to take it could not be made.
   [[nodiscard]] KVStorage& get();
+  // The same; null for such a one.
+  [[nodiscard]] KVStorage* find();
   [[nodiscard]] const std::shared_ptr<ManagerState>& manager() const { return manager_; }
   // Makes a manager that takes the storage. FailedPrecondition: another one has taken it.
   std::shared_ptr<ManagerState> give(const ManagerOptions& options, IdTag tag);

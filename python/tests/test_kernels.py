@@ -372,3 +372,15 @@ def test_a_sequence_is_gathered_from_its_blocks():
         with pytest.raises(error):
             call()
     assert (k == rows[2:4]).all()
+
+
+def test_a_window_that_the_call_lacks_is_asked_for_in_words_of_every_language():
+    m = kv.Manager(kv.Storage([kv.GroupSpec(head_dim=8, num_blocks=8, block_size=4, window=4)]))
+    sequence, _ = m.open([])
+    for _ in range(4):
+        with m.step() as step:
+            step.append_unnamed(sequence, 4)
+            plan = step.plan()
+    batch = kv.Batch(plan.query_start, plan.kv_lens, plan.groups[0].block_table)
+    with pytest.raises(kv.InvalidArgument, match="does the call lack the window, or the trims"):
+        kv.attend(np.zeros((4, 1, 8), np.float32), m.storage.view(), batch)

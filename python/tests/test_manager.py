@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane: sequences, steps, plans, room."""
 
+import pathlib
 import pickle
 import random
+import re
 
 import numpy as np
 import pytest
@@ -572,3 +574,22 @@ def test_a_step_that_does_not_fit_its_shapes_is_refused_with_both_numbers(manage
             step.plan(memory=np.zeros((64, 64), np.uint8))
     with pytest.raises(kv.InvalidArgument, match="padded_sequences is 0, so the size depends"):
         manager.plan_bytes()
+
+
+def test_a_shortage_has_every_number_that_the_library_has():
+    """But for a budget, which no release uses yet."""
+    header = (pathlib.Path(__file__).parents[2] / "include/kvfolio/status.h").read_text()
+    shortage = header.partition("struct Shortage {")[2].partition("\n};")[0]
+    fields = set(re.findall(r"^  std::int\d+_t (\w+) = 0;", shortage, re.MULTILINE)) - {"budget_bytes"}
+    assert {"loads", "holds", "spared"} < fields == set(kv.OutOfBlocks.__annotations__) - {"code", "never"}
+    m = kv.Manager([kv.GroupSpec(head_dim=8, num_blocks=1)])
+    with m.step() as step, pytest.raises(kv.OutOfBlocks) as short:
+        step.append_unnamed(m.open([]).sequence, 100)
+    assert all(type(getattr(short.value, name)) is int for name in fields)
+    assert short.value.never is True
+
+
+def test_names_that_come_late_are_told_of_the_option():
+    m = kv.Manager([kv.GroupSpec(head_dim=8, num_blocks=4)])
+    with pytest.raises(kv.InvalidArgument, match=r"0 are unnamed .*; late_names of open\(\)"):
+        m.set_tokens(m.open([]).sequence, [1])

@@ -68,7 +68,7 @@ def fitting(name: str, annotation: str | None) -> Any:
         return []
     if "GroupSpec" in (annotation or ""):
         return SPEC
-    plain = dict(int=0, float=0.5, bool=True, str="x", View=kvfolio.Storage(SPEC).view())
+    plain = {"int | str": 0} | dict(int=0, float=0.5, bool=True, str="x", View=kvfolio.Storage(SPEC).view())
     if annotation in plain:
         return plain[annotation]
     return [[0]] if name == "tables" else [0] if re.search("Ints|Sequence|Ids", annotation or "") else None
@@ -179,3 +179,41 @@ def test_an_object_without_init_is_a_type_error(name):
 def test_messages_say_what_came_and_what_was_wanted(call, message):
     with pytest.raises(TypeError, match=message):
         call(made())
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES.keys() & set(kvfolio.__all__)))
+def test_a_repr_is_one_line_without_an_address(name):
+    shown = repr(made()[name])
+    assert "0x" not in shown and "\n" not in shown and name.lower() in shown.replace(" ", "").lower()
+
+
+@pytest.mark.parametrize("name, shown", [
+    ("Manager", "<kvfolio.Manager: 1 sequence, 1 of 8 blocks held>"),
+    ("Storage", "<kvfolio.Storage: 1 group, 32768 bytes, its own>"),
+    ("View", "<kvfolio.View: 1 layer, 8 blocks of 16 tokens, f32, K 2 x 16, V 2 x 16>"),
+    ("Plan", "<kvfolio.Plan of step 1: 1 sequence, 3 tokens, 1 group>"),
+    ("GroupPlan", "<kvfolio.GroupPlan: group 0 of step 1>"),
+    ("PlanArray", "<kvfolio.PlanArray of int32 [1, 1]>"),
+    ("Batch", "<kvfolio.Batch: 1 sequence, a table of 1 column>"),
+    ("ThreadPool", "<kvfolio.ThreadPool: 1 thread>"),
+])
+def test_a_repr_says_what_one_looks_for(name, shown):
+    objects = made()
+    assert repr(objects[name]) == shown
+
+
+def test_a_repr_never_raises():
+    """Where a debugger asks: arrays whose step has ended, memory that a manager has taken or that is lent."""
+    storage = kvfolio.Storage([kvfolio.GroupSpec(head_dim=16, head_dim_v=0, num_blocks=2), *SPEC])
+    manager = kvfolio.Manager(storage)
+    with manager.step() as step:
+        step.append(manager.open([1]).sequence, [1])
+        plan = step.plan(copy=False)
+        rows = plan.rows
+    assert repr(plan) == "<kvfolio.Plan of step 1: 1 sequence, 1 token, 2 groups>"
+    assert repr(rows) == "<kvfolio.PlanArray of int32 [1], not valid any more>"
+    assert repr(storage).endswith("bytes, its own, of a manager>")
+    assert repr(storage.view(0)) == "<kvfolio.View: 1 layer, 2 blocks of 16 tokens, f32, K 1 x 16, no V>"
+    assert repr(manager) == "<kvfolio.Manager: 1 sequence, 1 of 2, 1 of 8 blocks held>"
+    lent = kvfolio.Storage.borrow(SPEC, [tuple(np.zeros((2, 1, 8, 2, 16, 16), np.float32))])
+    assert repr(lent) == "<kvfolio.Storage: 1 group, 0 bytes, lent>"

@@ -578,3 +578,8 @@ def test_threads_serve_poll_and_ask_in_200_rounds(tmp_path):
     sys.setswitchinterval(interval)
     assert not failures, failures
     manager.check_invariants()
+
+
+def test_a_manager_without_a_list_is_told_of_the_option():
+    with pytest.raises(kv.FailedPrecondition, match="becomes findable; set its option list_findable"):
+        tiers.Offload(kv.Manager(kv.Storage(groups())), MODEL, arena_bytes=ARENA)

@@ -3,8 +3,10 @@
 
 import doctest
 import importlib
+import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -12,6 +14,7 @@ import types
 import pytest
 
 import kvfolio as kv
+from kvfolio import tiers
 
 PACKAGE = pathlib.Path(kv.__file__).parent
 MODULES = ["kvfolio", "kvfolio._types", "kvfolio._capacity", "kvfolio._block_map", "kvfolio_tiers",
@@ -306,3 +309,28 @@ def test_hf_names_the_package_that_it_lacks(missing):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"ModuleNotFoundError: kvfolio.hf needs {missing}, which is not installed here: pip install torch" in done.stderr
+
+
+def docstrings(module):
+    """(name, text) of all public classes, calls and attributes."""
+    for name, thing in vars(module).items():
+        if not name.startswith("_"):
+            yield name, inspect.getdoc(thing) or ""
+            for attribute, inner in vars(thing).items() if inspect.isclass(thing) else ():
+                yield f"{name}.{attribute}", inspect.getdoc(inner) or ""
+
+
+@pytest.mark.parametrize("package", ["kvfolio", "kvfolio.tiers", "kvfolio.cuda"])
+def test_help_speaks_python(package):
+    module = pytest.importorskip(package)
+    for name, text in docstrings(module):
+        assert not re.search(r"\w\.h\b|\w::|\bk[A-Z]", text), (name, text)
+
+
+@pytest.mark.parametrize("kind", [kv.Manager, tiers.DiskTier])
+def test_each_option_has_a_line(kind):
+    text = kind.__init__.__doc__
+    options = re.findall(r"(\w+): [^,]+ =", text.splitlines()[0])
+    assert len(options) > 9
+    for option in options:
+        assert option in text.partition("\n")[2], option

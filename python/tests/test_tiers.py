@@ -547,3 +547,37 @@ def test_a_base_of_another_build_is_refused_with_both_versions():
 def test_the_wheel_of_tiers_is_for_the_version_of_the_base():
     text = (pathlib.Path(__file__).parents[1] / "tiers" / "pyproject.toml").read_text()
     assert f'"kvfolio=={kv.__version__}"' in text and tiers.__all__ == sorted(tiers.__all__)
+
+
+def test_bytes_are_an_int_or_text_with_a_unit_wherever_they_are_wanted(tmp_path):
+    spec = [kv.GroupSpec(head_dim=64, num_blocks=0)]
+    assert kv.fit(spec, "1 MiB") == kv.fit(spec, 1 << 20) != kv.fit(spec, "1MB")
+    manager = new_cache(max_root_key_bytes="64KiB")
+    tiers.RedisTier("127.0.0.1:1", record_bytes_max="1MiB", bytes_in_flight_max="2MiB", bytes_per_poll="64KiB").close()
+    with disk_tier(tmp_path, bytes="8MiB", segment_bytes="1MiB", queued_bytes_max="1MB", scrub_bytes_per_s="0") as disk, \
+            tiers.Offload(manager, MODEL, arena_bytes="1MiB", tiers=[disk], bytes_per_poll=np.int64(1 << 20)) as cache:
+        assert "8 MiB in segments of 1 MiB" in disk.describe() and cache.arena().bytes == 1 << 20
+
+
+@pytest.mark.parametrize("error, bytes, says", [
+    (kv.InvalidArgument, "8 apples", "segment_bytes is '8 apples', allowed: a number of bytes, or one with KB"),
+    (TypeError, 1.5, "segment_bytes is 1.5: an int of bytes, or words such as"),
+    (TypeError, True, "segment_bytes is True: an int of bytes"),
+    (TypeError, [1], "segment_bytes is of type list: an int of bytes"),
+    (TypeError, np.zeros(3), "segment_bytes is of type ndarray: an int of bytes"),
+    (kv.InvalidArgument, "99999999999TiB", "segment_bytes"),
+])
+def test_what_is_no_number_of_bytes_is_refused_by_the_name_of_the_argument(error, bytes, says, tmp_path):
+    with pytest.raises(error, match=says):
+        disk_tier(tmp_path, segment_bytes=bytes)
+
+
+def test_a_repr_says_where_a_tier_is_or_that_it_is_closed(tmp_path):
+    redis = tiers.RedisTier("127.0.0.1:1,127.0.0.1:2")
+    assert repr(redis) == "<kvfolio.tiers.RedisTier: 2 servers, 0 connected>"
+    folder = bytes(tmp_path) + b"/\xff"
+    with tiers.DiskTier(folder, bytes="8MiB") as disk:
+        assert repr(disk).startswith(f"<kvfolio.tiers.DiskTier: disk {tmp_path}/\\xff: 8 MiB in segments of ")
+        with tiers.Offload(new_cache(), MODEL, arena_bytes="1MiB", tiers=[disk]) as cache:
+            assert repr(cache) == "<kvfolio.tiers.Offload over 1 tier>" and "8 MiB" in repr(disk)
+    assert (repr(disk), repr(cache)) == ("<kvfolio.tiers.DiskTier, closed>", "<kvfolio.tiers.Offload, closed>")

@@ -47,21 +47,20 @@ Status check_has_v(const KVView& cache) {
 
 Status check_params(const AttentionParams& params) {
   if (!std::isfinite(params.scale) || params.scale <= 0.0) {
-    return invalid("params.scale is 0, negative or not finite, allowed: finite and > 0");
+    return invalid("scale is 0, negative or not finite, allowed: finite and > 0");
   }
   const GroupRule& rule = params.rule;
   if (rule.kind() != AttentionKind::kFull && rule.kind() != AttentionKind::kSlidingWindow &&
       rule.kind() != AttentionKind::kChunked) {
-    return invalid(concat("params.rule.kind() is ", static_cast<std::int32_t>(rule.kind()),
+    return invalid(concat("the kind of attention is ", static_cast<std::int32_t>(rule.kind()),
                           ", allowed: full, sliding window, chunked"));
   }
   if (rule.kind() != AttentionKind::kFull && rule.window() < 1) {
-    return invalid(concat("params.rule.window() is ", rule.window(), " of kind ",
+    return invalid(concat("window is ", rule.window(), " of kind ",
                           std::string_view(to_string(rule.kind())), ", allowed: at least 1"));
   }
   if (rule.num_sinks() < 0) {
-    return invalid(
-        concat("params.rule.num_sinks() is ", rule.num_sinks(), ", allowed: at least 0"));
+    return invalid(concat("num_sinks is ", rule.num_sinks(), ", allowed: at least 0"));
   }
   return kernels::check_soft_cap(params.soft_cap);
 }
@@ -71,13 +70,12 @@ Status check_per_head(std::string_view name, std::span<const float> values,
                       std::int32_t num_q_heads, bool minus_infinity) {
   if (values.empty()) return {};
   if (!std::cmp_equal(values.size(), num_q_heads)) {
-    return invalid(concat("params.", name, " has ", values.size(),
-                          " entries, allowed: ", num_q_heads, ", one for each query head, or 0"));
+    return invalid(concat(name, " has ", values.size(), " entries, allowed: ", num_q_heads,
+                          ", one for each query head, or 0"));
   }
   for (std::size_t h = 0; h < values.size(); ++h) {
     if (std::isfinite(values[h]) || (minus_infinity && values[h] == -HUGE_VALF)) continue;
-    return invalid(concat("params.", name, "[", h, "] is ",
-                          std::isnan(values[h]) ? "NaN" : "infinite",
+    return invalid(concat(name, "[", h, "] is ", std::isnan(values[h]) ? "NaN" : "infinite",
                           ", allowed: ", minus_infinity ? "finite, or -inf (none)" : "finite"));
   }
   return {};
@@ -114,10 +112,10 @@ Status resolve(std::string_view axis, std::int32_t first, std::int32_t size, std
 std::string_view dropped_hint(const AttentionArgs& args) {
   if (args.params.rule.kind() == AttentionKind::kFull) {
     return args.batch.trim_sinks.empty()
-               ? "; a window or a trim dropped it: is params.rule missing, or are the trims?"
-               : "; a window dropped it: is params.rule missing?";
+               ? "; a window or a trim dropped it: does the call lack the window, or the trims?"
+               : "; a window dropped it: does the call lack the window?";
   }
-  return "; does params.rule read more than that of the group?";
+  return "; does the call read more than the window of the group?";
 }
 
 // Every table entry that the slice will follow names a block.

@@ -851,36 +851,36 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
          static constexpr Executor kNone;
          p.args.executor = &kNone;
        })},
-      {"params.scale", with([](P& p) { p.args.params.scale = 0; })},
-      {"params.scale", with([](P& p) { p.args.params.scale = -1; })},
-      {"params.scale", with([](P& p) { p.args.params.scale = kInfinity; })},
-      {"params.scale", with([](P& p) { p.args.params.scale = std::nan(""); })},
-      {"params.rule.window() is -1 of kind sliding window, allowed: at least 1",
+      {"scale is 0, negative", with([](P& p) { p.args.params.scale = 0; })},
+      {"scale is 0, negative", with([](P& p) { p.args.params.scale = -1; })},
+      {"scale is 0, negative", with([](P& p) { p.args.params.scale = kInfinity; })},
+      {"scale is 0, negative", with([](P& p) { p.args.params.scale = std::nan(""); })},
+      {"window is -1 of kind sliding window, allowed: at least 1",
        with([](P& p) { p.args.params.rule = GroupRule::of_window(-1); })},
-      {"params.rule.window() is 0 of kind chunked, allowed: at least 1",
+      {"window is 0 of kind chunked, allowed: at least 1",
        with([](P& p) { p.args.params.rule = GroupRule::of_chunk(0); })},
-      {"params.rule.num_sinks() is -2147483648",
+      {"num_sinks is -2147483648",
        with([](P& p) { p.args.params.rule = GroupRule::of_window(1, kMin); })},
-      {"params.rule.kind() is 3, allowed: full, sliding window, chunked", with([](P& p) {
+      {"the kind of attention is 3, allowed: full, sliding window, chunked", with([](P& p) {
          p.args.params.rule = {static_cast<AttentionKind>(3), 1, 0};
        })},
-      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = -1; })},
-      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = 1e-31; })},
-      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = kInfinity; })},
-      {"params.soft_cap", with([](P& p) { p.args.params.soft_cap = std::nan(""); })},
-      {"params.alibi_slopes has 3 entries, allowed: 4, one for each query head, or 0",
+      {"soft_cap is negative", with([](P& p) { p.args.params.soft_cap = -1; })},
+      {"soft_cap is negative", with([](P& p) { p.args.params.soft_cap = 1e-31; })},
+      {"soft_cap is negative", with([](P& p) { p.args.params.soft_cap = kInfinity; })},
+      {"soft_cap is negative", with([](P& p) { p.args.params.soft_cap = std::nan(""); })},
+      {"alibi_slopes has 3 entries, allowed: 4, one for each query head, or 0",
        with([](P& p) { p.args.params.alibi_slopes = std::span(kFour).first(3); })},
-      {"params.alibi_slopes[2] is NaN, allowed: finite", with([](P& p) {
+      {"alibi_slopes[2] is NaN, allowed: finite", with([](P& p) {
          static constexpr float kBad[] = {0, 1, std::numeric_limits<float>::quiet_NaN(), 3};
          p.args.params.alibi_slopes = kBad;
        })},
-      {"params.alibi_slopes[1] is infinite", with([](P& p) {
+      {"alibi_slopes[1] is infinite", with([](P& p) {
          static constexpr float kBad[] = {0, -HUGE_VALF, 2, 3};
          p.args.params.alibi_slopes = kBad;
        })},
-      {"params.sink_logits has 1 entries, allowed: 4",
+      {"sink_logits has 1 entries, allowed: 4",
        with([](P& p) { p.args.params.sink_logits = std::span(kFour).first(1); })},
-      {"params.sink_logits[3] is infinite, allowed: finite, or -inf (none)", with([](P& p) {
+      {"sink_logits[3] is infinite, allowed: finite, or -inf (none)", with([](P& p) {
          static constexpr float kBad[] = {0, -HUGE_VALF, 2, HUGE_VALF};
          p.args.params.sink_logits = kBad;
        })},
@@ -917,13 +917,13 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
       {"block_table_stride is -4", with([](P& p) { p.args.batch.block_table_stride = -4; })},
       {"block_table_stride 2147483647", with([](P& p) { p.args.batch.block_table_stride = kMax; })},
       {"block_table[0, 1] is -1 and holds visible positions, the cache has blocks 0 to 6; a window "
-       "dropped it: is params.rule missing?",
+       "dropped it: does the call lack the window?",
        with([](P& p) { p.table[1] = -1; })},
-      {"or are the trims?", with([](P& p) {
+      {"the window, or the trims?", with([](P& p) {
          p.table[1] = -1;
          p.args.batch.trim_sinks = p.args.batch.trim_first_kept = {};
        })},
-      {"does params.rule read more than that of the group?", with([](P& p) {
+      {"does the call read more than the window of the group?", with([](P& p) {
          p.table[1] = -1;
          p.args.params.rule = GroupRule::of_window(100);
        })},
@@ -1169,9 +1169,8 @@ TEST(KernelTarget, ASoftCapOrAlibiIsComputedByTheFastestTargetThatCan) {
     AttentionParams params;
     const char* says;
   };
-  for (const Case& c :
-       {Case{{.scale = 1.0, .soft_cap = 30.0}, "a soft cap (params.soft_cap)"},
-        Case{{.scale = 1.0, .alibi_slopes = kFour}, "ALiBi (params.alibi_slopes)"}}) {
+  for (const Case& c : {Case{{.scale = 1.0, .soft_cap = 30.0}, "a soft cap (soft_cap)"},
+                        Case{{.scale = 1.0, .alibi_slopes = kFour}, "ALiBi (alibi_slopes)"}}) {
     for (const KernelTarget target : kernel_targets()) {
       const Result<KernelTarget> named = choose_kernel_target(cache.view, c.params, target);
       if (target == KernelTarget::kReference || target == kBends) {

@@ -277,8 +277,7 @@ Status check_written_rows(std::string_view name, const RowsView& rows, const Row
 
 Status check_soft_cap(double soft_cap) {
   if (soft_cap == 0.0 || (soft_cap >= 1e-30 && soft_cap <= 1e30)) return {};
-  return invalid(
-      "params.soft_cap is negative, NaN or out of range, allowed: 0 (none), or 1e-30 to 1e30");
+  return invalid("soft_cap is negative, NaN or out of range, allowed: 0 (none), or 1e-30 to 1e30");
 }
 
 Status check_copies(const KVView& cache, std::span<const std::int32_t> src,

@@ -381,7 +381,9 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
     return {
         ErrorCode::kInvalidArgument,
         concat("set_tokens names ", tokens.size(), " tokens, ", waiting, " are unnamed",
-               s.late_names ? "" : " in steps that are not complete; see OpenOptions::late_names")};
+               s.late_names
+                   ? ""
+                   : " in steps that are not complete; late_names of open() gives them longer")};
   }
   const std::int32_t* name = tokens.data();
   const auto keep = [&](std::int32_t begin, std::int32_t count) {

@@ -86,10 +86,10 @@ Status check_options(KVCacheManager& manager, const OffloadOptions& options) {
   };
   if (manager.storage() == nullptr) return missing("has no storage");
   if (!manager.options().list_findable) {
-    return missing("does not list what becomes findable; set ManagerOptions::list_findable");
+    return missing("does not list what becomes findable; set its option list_findable");
   }
   if (manager.options().max_transfers < 1) {
-    return missing("allows no loads; set ManagerOptions::max_transfers to 1 or more");
+    return missing("allows no loads; set its option max_transfers to 1 or more");
   }
   if (options.bytes_per_poll < 1) {
     return invalid(

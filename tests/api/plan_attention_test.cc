@@ -127,7 +127,7 @@ TEST(PlanAttention, AForgottenWindowIsAnErrorThatAsksForIt) {
   const Status status = engine.step(one, 1, forgets);
   EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("block_table[0, 1] is -1"));
-  EXPECT_THAT(status.message(), HasSubstr("is params.rule missing?"));
+  EXPECT_THAT(status.message(), HasSubstr("does the call lack the window?"));
 }
 
 TEST(PlanAttention, AnUnknownGroupGivesABatchThatIsRefused) {

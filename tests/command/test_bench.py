@@ -306,6 +306,15 @@ def test_a_reader_that_goes_away_ends_it_without_a_word():
     assert (code, err) == (0, b"") and out.startswith(b"life.")
 
 
+def test_a_long_run_that_was_not_asked_for_by_name_is_announced():
+    with subprocess.Popen([COMMAND, "bench"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        first = process.stderr.readline()
+        process.kill()
+    assert first.startswith(b"kvfolio bench: measuring core, which takes some minutes and 4 GiB; --help names ")
+    short = bench("--quick", "--filter", "pool.hold")
+    assert "minutes" not in short.stderr and short.stdout.startswith("pool.hold")
+
+
 @pytest.mark.parametrize("arguments, says", [
     (("cores",), "allowed: core, attention"),
     (("attention", "--target", "mmx"), "--kernel: \"mmx\", allowed: auto, reference, portable"),

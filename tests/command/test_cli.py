@@ -360,6 +360,15 @@ def test_a_word_that_is_not_known_is_named():
             assert word in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("arguments, says", [
+    ([], "kvfolio: a verb is missing, allowed: generate, prove, bench, tier, inspect\n"),
+    (["tier"], "kvfolio: tier: a verb is missing, allowed: check\n"),
+])
+def test_a_verb_that_is_missing_is_asked_for_with_what_is_allowed(arguments, says):
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith(says)
+
+
 def test_a_reader_that_goes_away_ends_it_without_a_word():
     command = f"'{COMMAND}' generate --model '{checkpoint('tied-f32')}' --prompt x --json"
     script = f"set -o pipefail; {command} --samples 400 | head -n 1 >/dev/null"

@@ -366,26 +366,27 @@ void add_batch_attention(nb::module_& m) {
   c.def(
       "__init__",
       [](CudaBatchAttention* self, Int max_sequences, Int max_pages, const std::string& layout,
-         nb::handle device, Int image_bytes, Int workspace_bytes, bool padded, Int max_tokens,
-         Int max_queries) {
+         nb::handle device, nb::handle image_bytes, nb::handle workspace_bytes, bool padded,
+         Int max_tokens, Int max_queries) {
         const cuda::BatchAttentionOptions options{
             .max_sequences = i32(max_sequences, "max_sequences"),
             .max_pages_of_sequence = i32(max_pages, "max_pages_of_sequence"),
-            .max_image_bytes = image_bytes.value,
-            .workspace_bytes = workspace_bytes.value,
+            .max_image_bytes = parse_bytes(image_bytes, "max_image_bytes"),
+            .workspace_bytes = parse_bytes(workspace_bytes, "workspace_bytes"),
             .padded = padded,
             .max_tokens = max_tokens.value,
             .max_queries = i32(max_queries, "max_queries")};
         new (self) CudaBatchAttention{make_batch(device, layout_of(layout), options)};
       },
       nb::kw_only(), "max_sequences"_a, "max_pages_of_sequence"_a, "kv_layout"_a = "NHD",
-      "device"_a = 0, "max_image_bytes"_a = Int{defaults.max_image_bytes},
-      "workspace_bytes"_a = Int{defaults.workspace_bytes}, "padded"_a = false,
-      "max_tokens"_a = Int{0}, "max_queries"_a = Int{1},
-      nb::sig("def __init__(self, *, max_sequences: int, max_pages_of_sequence: int, "
-              "kv_layout: str = 'NHD', device: int | Device = 0, max_image_bytes: int = 4194304, "
-              "workspace_bytes: int = 134217728, padded: bool = False, max_tokens: int = 0, "
-              "max_queries: int = 1) -> None"),
+      "device"_a = 0, "max_image_bytes"_a = defaults.max_image_bytes,
+      "workspace_bytes"_a = defaults.workspace_bytes, "padded"_a = false, "max_tokens"_a = Int{0},
+      "max_queries"_a = Int{1},
+      nb::sig(
+          "def __init__(self, *, max_sequences: int, max_pages_of_sequence: int, "
+          "kv_layout: str = 'NHD', device: int | Device = 0, max_image_bytes: int | str = 4194304, "
+          "workspace_bytes: int | str = 134217728, padded: bool = False, max_tokens: int = 0, "
+          "max_queries: int = 1) -> None"),
       "max_image_bytes: for how a step's work is cut. workspace_bytes: for parts of rows that are "
       "merged. padded: plans are padded to these sequences and pages, so that `shape` is one for "
       "all steps of the same cache and heads, and one captured run() serves them; a step that is "

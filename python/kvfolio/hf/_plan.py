@@ -45,7 +45,7 @@ def groups_for(config: Any, memory: int | str | None, blocks: int | None, block_
             )
         )
     if memory is not None:
-        groups = list(kvfolio.fit(groups, bytes_of(memory)))
+        groups = list(kvfolio.fit(groups, parse_bytes(memory)))
     kvfolio.validate(groups)
     return groups
 
@@ -62,16 +62,6 @@ def check_equal_layers(config: Any) -> None:
                 raise ValueError(
                     f"layer {index} has {shape[0]} heads of {shape[1]} elements and layer {first} {expected[0]} of "
                     f"{expected[1]}, with one window: such prompts cannot be kept, so no durable pool can be made")
-
-
-def bytes_of(memory: int | str) -> int:
-    """
-    >>> bytes_of("2GiB"), bytes_of(4096)
-    (2147483648, 4096)
-    """
-    if isinstance(memory, bool) or not isinstance(memory, (int, str)):
-        raise TypeError(f'memory is {memory!r}: an int of bytes, or words such as "2GiB", are needed')
-    return parse_bytes(memory)
 
 
 def layer_bytes(group: kvfolio.GroupSpec) -> int:

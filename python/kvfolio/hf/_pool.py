@@ -27,12 +27,13 @@ import numpy as np
 import torch
 
 import kvfolio
+from kvfolio._capacity import parse_bytes
 
 from . import _cuda
 from ._durable import Names, Unchecked, tiers_module
 from ._layers import LayerKind, layer_kinds
 from ._namespace import Fingerprint, fingerprint, known_of
-from ._plan import bytes_of, check_equal_layers, groups_for, layer_bytes
+from ._plan import check_equal_layers, groups_for, layer_bytes
 from ._store import DTYPES, KernelStore, Shape, Store, TorchStore
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Pool:
                 # More blocks need more bookkeeping, which is in the budget, too: the largest share of it for blocks
                 # lies between one block of each group and all, and is looked for to a hundredth. Another hundredth
                 # stays, since the bookkeeping counts what is in use, and grows a little.
-                budget = bytes_of(memory)
+                budget = parse_bytes(memory)
 
                 def with_share(share: int) -> tuple[list[kvfolio.GroupSpec], int]:
                     groups = groups_for(config, share, None, block_size, dtype or own)
@@ -192,7 +193,7 @@ class Pool:
             assert self.names is not None
             self._unchecked = Unchecked(self.names)
             self._offload = tiers_module().Offload(
-                self.manager, self._identity(), arena_bytes=bytes_of(arena), tiers=list(tiers), epochs=epochs,
+                self.manager, self._identity(), arena_bytes=parse_bytes(arena, "arena"), tiers=list(tiers), epochs=epochs,
                 hold_stores=True)
 
     def _lay_out(self, model: torch.nn.Module, weights: str | None) -> None:

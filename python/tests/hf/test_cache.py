@@ -570,14 +570,14 @@ def test_the_bookkeeping_is_part_of_the_budget(memory):
     model = models.shared("llama")
     pool = hf.Pool(model, memory=memory)
     assert pool.manager.metadata_bytes > 1 << 20
-    assert 0.9 < pool.bytes_total / kvfolio.hf._plan.bytes_of(memory) <= 1
+    assert 0.9 < pool.bytes_total / kvfolio._capacity.parse_bytes(memory) <= 1
 
 
 @pytest.mark.parametrize("memory", ["1MiB", "4MiB", "8MiB"])
 def test_small_blocks_and_more_memory_give_more_of_them(memory):
     model = models.shared("llama")
     wide, narrow = (hf.Pool(model, memory=memory, dtype=dtype) for dtype in ("f32", "bf16"))
-    half = hf.Pool(model, memory=kvfolio.hf._plan.bytes_of(memory) // 2, dtype="f32")
+    half = hf.Pool(model, memory=kvfolio._capacity.parse_bytes(memory) // 2, dtype="f32")
     assert narrow.num_blocks > wide.num_blocks > half.num_blocks
 
 

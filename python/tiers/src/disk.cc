@@ -28,22 +28,22 @@ class DiskObject : public TierObject {
   DiskTier* tier_;  // of the state, valid inside of its call()
 };
 
-void open_disk(DiskObject* self, nb::handle directory, Int bytes, Int segment_bytes,
+void open_disk(DiskObject* self, nb::handle directory, nb::handle bytes, nb::handle segment_bytes,
                const char* engine, Int num_threads, Int queue_depth, bool direct,
-               Int queued_bytes_max, Int scrub_bytes_per_s, Int items_max, Int open_files_max,
-               nb::handle key, nb::handle accepted_key) {
+               nb::handle queued_bytes_max, nb::handle scrub_bytes_per_s, Int items_max,
+               Int open_files_max, nb::handle key, nb::handle accepted_key) {
   const std::string path = text_of_path(directory);
   const HeldKeys keys(key, accepted_key);
   const DiskTierOptions options{
       .directory = path,
-      .bytes = bytes.value,
-      .segment_bytes = segment_bytes.value,
+      .bytes = parse_bytes(bytes, "bytes"),
+      .segment_bytes = parse_bytes(segment_bytes, "segment_bytes"),
       .engine = parse_word("engine", engine, kEngines),
       .num_threads = i32(num_threads, "num_threads"),
       .queue_depth = i32(queue_depth, "queue_depth"),
       .direct = direct,
-      .queued_bytes_max = queued_bytes_max.value,
-      .scrub_bytes_per_s = scrub_bytes_per_s.value,
+      .queued_bytes_max = parse_bytes(queued_bytes_max, "queued_bytes_max"),
+      .scrub_bytes_per_s = parse_bytes(scrub_bytes_per_s, "scrub_bytes_per_s"),
       .items_max = i32(items_max, "items_max"),
       .open_files_max = i32(open_files_max, "open_files_max"),
       .keys = keys.options,
@@ -92,23 +92,42 @@ void add_disk(nb::module_& m) {
       "Records in a directory of the local disk, up to `bytes`; the oldest go first. What it has "
       "kept is there in the next process. One process for each directory, which is made if it is "
       "not there. docs/tiers.md says what is lost when.")
-      .def("__init__", &open_disk, "directory"_a, nb::kw_only(), "bytes"_a,
-           "segment_bytes"_a = Int{0}, "engine"_a = "auto", "num_threads"_a = Int{8},
-           "queue_depth"_a = Int{32}, "direct"_a = true,
-           "queued_bytes_max"_a = Int{std::int64_t{512} << 20}, "scrub_bytes_per_s"_a = Int{0},
-           "items_max"_a = Int{4096}, "open_files_max"_a = Int{0}, "key"_a = nb::none(),
-           "accepted_key"_a = nb::none(),
-           nb::sig("def __init__(self, directory: str | bytes | os.PathLike[str], *, bytes: int, "
-                   "segment_bytes: int = 0, engine: kvfolio_tiers._types.Engine = 'auto', "
+      .def("__init__", &open_disk, "directory"_a, nb::kw_only(), "bytes"_a, "segment_bytes"_a = 0,
+           "engine"_a = "auto", "num_threads"_a = Int{8}, "queue_depth"_a = Int{32},
+           "direct"_a = true, "queued_bytes_max"_a = std::int64_t{512} << 20,
+           "scrub_bytes_per_s"_a = 0, "items_max"_a = Int{4096}, "open_files_max"_a = Int{0},
+           "key"_a = nb::none(), "accepted_key"_a = nb::none(),
+           nb::sig("def __init__(self, directory: str | bytes | os.PathLike[str], *, "
+                   "bytes: int | str, "
+                   "segment_bytes: int | str = 0, engine: kvfolio_tiers._types.Engine = 'auto', "
                    "num_threads: int = 8, queue_depth: int = 32, direct: bool = True, "
-                   "queued_bytes_max: int = 536870912, scrub_bytes_per_s: int = 0, "
+                   "queued_bytes_max: int | str = 536870912, scrub_bytes_per_s: int | str = 0, "
                    "items_max: int = 4096, open_files_max: int = 0, "
                    "key: builtins.bytes | None = None, "
                    "accepted_key: builtins.bytes | None = None) -> None"),
            "Opens or makes the directory; waits for the disk. `key`: 32 secret bytes that seal "
            "records, `accepted_key` another one that is believed, too. FailedPrecondition: another "
-           "process writes here, or the directory has something else. The options are those of "
-           "disk_tier.h.")
+           "process writes here, or the directory has something else. Sizes are ints or text such "
+           "as \"64GiB\":\n\n"
+           "- bytes: what all files together may take; at least a segment and 16 KiB. Where there "
+           "is more already, the oldest segments go.\n"
+           "- segment_bytes: 64 KiB to 64 GiB, a multiple of 4,096. 0: an eighth of `bytes`, at "
+           "most 256 MiB, but larger where there would be more than 256.\n"
+           "- engine: \"auto\" is \"io_uring\" where the system has it, else \"threads\".\n"
+           "- num_threads: of \"threads\", 1 to 64.\n"
+           "- queue_depth: transfers in flight of \"io_uring\", 1 to 1,024.\n"
+           "- direct: tries O_DIRECT.\n"
+           "- queued_bytes_max, items_max: bytes and number (1 to 1,048,576) of items that were "
+           "taken and are not done; submit() takes no more.\n"
+           "- scrub_bytes_per_s: records that are read again where there is nothing else to do; "
+           "0: none.\n"
+           "- open_files_max: segments whose files stay open. 0: a quarter of the descriptors that "
+           "the process may have, 8 to 256.")
+      .def("__repr__",
+           [](const DiskObject& disk) {
+             return disk.in_words(
+                 "DiskTier", [](Tier& tier) { return static_cast<DiskTier&>(tier).describe(); });
+           })
       .def("stats", &stats, nb::sig("def stats(self) -> kvfolio_tiers._types.DiskStats"),
            "Records and bytes now, and what was counted since it was opened.")
       .def(

@@ -150,6 +150,9 @@ class OffloadObject {
   }
 
   [[nodiscard]] bool is_closed() const { return !claim_; }
+  [[nodiscard]] std::int64_t num_tiers() const {
+    return static_cast<std::int64_t>(lent_.all().size());
+  }
   [[nodiscard]] int event_fd() const { return descriptors_.get(); }
 
  private:
@@ -271,13 +274,13 @@ std::string metrics(OffloadObject& offload, const nb::dict& labels) {
 void add_life(nb::class_<OffloadObject>& c) {
   c.def(
        "__init__",
-       [](OffloadObject* self, nb::handle manager, nb::handle model, Int arena_bytes,
-          nb::handle tiers, Int bytes_per_poll, double timeout, double copy_timeout,
+       [](OffloadObject* self, nb::handle manager, nb::handle model, nb::handle arena_bytes,
+          nb::handle tiers, nb::handle bytes_per_poll, double timeout, double copy_timeout,
           double load_bytes_per_s, double prefill_tokens_per_s, nb::handle epochs,
           bool hold_stores) {
          new (self) OffloadObject(manager, model, tiers, epochs, [&](OffloadOptions& options) {
-           options.arena_bytes = arena_bytes.value;
-           options.bytes_per_poll = bytes_per_poll.value;
+           options.arena_bytes = parse_bytes(arena_bytes, "arena_bytes");
+           options.bytes_per_poll = parse_bytes(bytes_per_poll, "bytes_per_poll");
            options.timeout_us = us_of(timeout, "timeout");
            options.copy_timeout_us = us_of(copy_timeout, "copy_timeout");
            options.load_bytes_per_s = load_bytes_per_s;
@@ -286,13 +289,13 @@ void add_life(nb::class_<OffloadObject>& c) {
          });
        },
        "manager"_a, "model"_a, nb::kw_only(), "arena_bytes"_a, "tiers"_a = nb::make_tuple(),
-       "bytes_per_poll"_a = Int{std::int64_t{16} << 20}, "timeout"_a = 0.05, "copy_timeout"_a = 2.0,
+       "bytes_per_poll"_a = 16 << 20, "timeout"_a = 0.05, "copy_timeout"_a = 2.0,
        "load_bytes_per_s"_a = 0.0, "prefill_tokens_per_s"_a = 0.0, "epochs"_a = nb::none(),
        "hold_stores"_a = false,
        nb::sig("def __init__(self, manager: kvfolio.Manager, model: "
-               "kvfolio_tiers._types.ModelIdentity, *, arena_bytes: int, "
+               "kvfolio_tiers._types.ModelIdentity, *, arena_bytes: int | str, "
                "tiers: collections.abc.Sequence[Tier | kvfolio_tiers._types.OffloadTier] = (), "
-               "bytes_per_poll: int = 16777216, timeout: float = 0.05, "
+               "bytes_per_poll: int | str = 16777216, timeout: float = 0.05, "
                "copy_timeout: float = 2.0, load_bytes_per_s: float = 0.0, "
                "prefill_tokens_per_s: float = 0.0, "
                "epochs: kvfolio_tiers._types.NameEpochs | None = None, "
@@ -314,6 +317,13 @@ void add_life(nb::class_<OffloadObject>& c) {
           "drain(), and ends. Its tiers are free again, or, if they still owe answers, can only be "
           "closed. The manager goes on.")
       .def_prop_ro("closed", &OffloadObject::is_closed, "close() was called.")
+      .def("__repr__",
+           [](const OffloadObject& offload) {
+             return "<kvfolio.tiers.Offload" +
+                    (offload.is_closed() ? ", closed"
+                                         : " over " + counted(offload.num_tiers(), "tier")) +
+                    ">";
+           })
       .def(
           "__enter__", [](nb::object self) { return self; },
           nb::sig("def __enter__(self) -> typing_extensions.Self"))

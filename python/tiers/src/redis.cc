@@ -51,9 +51,9 @@ struct HeldTls {
 
 void create(RedisObject* self, const std::string& servers, const std::string& user,
             const std::string& password, nb::handle tls, const std::string& key_prefix, double ttl,
-            Int record_bytes_max, Int items_max, Int bytes_in_flight_max, Int bytes_per_poll,
-            double connect_timeout, double stall_timeout, double pause_min, double pause_max,
-            nb::handle key, nb::handle accepted_key) {
+            nb::handle record_bytes_max, Int items_max, nb::handle bytes_in_flight_max,
+            nb::handle bytes_per_poll, double connect_timeout, double stall_timeout,
+            double pause_min, double pause_max, nb::handle key, nb::handle accepted_key) {
   const HeldTls held(tls);
   const HeldKeys keys(key, accepted_key);
   const RedisOptions options{
@@ -63,10 +63,10 @@ void create(RedisObject* self, const std::string& servers, const std::string& us
       .tls = held.tls,
       .key_prefix = key_prefix,
       .ttl_ms = us_of(ttl, "ttl") / 1000,
-      .record_bytes_max = record_bytes_max.value,
+      .record_bytes_max = parse_bytes(record_bytes_max, "record_bytes_max"),
       .items_max = i32(items_max, "items_max"),
-      .bytes_in_flight_max = bytes_in_flight_max.value,
-      .bytes_per_poll = bytes_per_poll.value,
+      .bytes_in_flight_max = parse_bytes(bytes_in_flight_max, "bytes_in_flight_max"),
+      .bytes_per_poll = parse_bytes(bytes_per_poll, "bytes_per_poll"),
       .connect_timeout_us = us_of(connect_timeout, "connect_timeout"),
       .stall_timeout_us = us_of(stall_timeout, "stall_timeout"),
       .breaker_us_min = us_of(pause_min, "pause_min"),
@@ -140,15 +140,14 @@ void add_redis(nb::module_& m) {
       "wait().");
   c.def("__init__", &create, "servers"_a, nb::kw_only(), "user"_a = "", "password"_a = "",
         "tls"_a = nb::none(), "key_prefix"_a = "kvfolio:", "ttl"_a = 0.0,
-        "record_bytes_max"_a = Int{std::int64_t{64} << 20}, "items_max"_a = Int{4096},
-        "bytes_in_flight_max"_a = Int{std::int64_t{8} << 20},
-        "bytes_per_poll"_a = Int{std::int64_t{512} << 10}, "connect_timeout"_a = 0.2,
-        "stall_timeout"_a = 0.5, "pause_min"_a = 0.5, "pause_max"_a = 5.0, "key"_a = nb::none(),
-        "accepted_key"_a = nb::none(),
+        "record_bytes_max"_a = 64 << 20, "items_max"_a = Int{4096},
+        "bytes_in_flight_max"_a = 8 << 20, "bytes_per_poll"_a = 512 << 10,
+        "connect_timeout"_a = 0.2, "stall_timeout"_a = 0.5, "pause_min"_a = 0.5,
+        "pause_max"_a = 5.0, "key"_a = nb::none(), "accepted_key"_a = nb::none(),
         nb::sig("def __init__(self, servers: str, *, user: str = '', password: str = '', "
                 "tls: kvfolio_tiers._types.RedisTls | None = None, key_prefix: str = 'kvfolio:', "
-                "ttl: float = 0.0, record_bytes_max: int = 67108864, items_max: int = 4096, "
-                "bytes_in_flight_max: int = 8388608, bytes_per_poll: int = 524288, "
+                "ttl: float = 0.0, record_bytes_max: int | str = 67108864, items_max: int = 4096, "
+                "bytes_in_flight_max: int | str = 8388608, bytes_per_poll: int | str = 524288, "
                 "connect_timeout: float = 0.2, stall_timeout: float = 0.5, "
                 "pause_min: float = 0.5, pause_max: float = 5.0, "
                 "key: bytes | None = None, accepted_key: bytes | None = None) -> None"),
@@ -156,6 +155,15 @@ void add_redis(nb::module_& m) {
         "that a record lives; 0: the server's policy decides. A server that fails is left alone "
         "for pause_min seconds, then longer, up to pause_max. `key`: 32 secret bytes that seal "
         "records; all engines of one key_prefix have the same.");
+  c.def("__repr__", [](const RedisObject& redis) {
+    return redis.in_words("RedisTier", [](Tier& tier) {
+      const auto nodes = static_cast<RedisTier&>(tier).nodes();
+      const auto connected = std::count_if(nodes.begin(), nodes.end(),
+                                           [](const RedisNode& node) { return node.connected; });
+      return counted(static_cast<std::int64_t>(nodes.size()), "server") + ", " +
+             std::to_string(connected) + " connected";
+    });
+  });
   add_servers(c);
 }
 

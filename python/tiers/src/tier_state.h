@@ -35,14 +35,18 @@ class TierState {
   // f(tier) without the GIL; it returns something. FailedPrecondition: the tier is closed.
   template <typename F>
   auto call(F&& f) {
-    std::optional<decltype(f(*tier_))> result;
-    {
-      const ReleasedGil release;
-      const std::lock_guard lock(mutex_);
-      if (tier_ != nullptr) result.emplace(f(*tier_));
-    }
+    auto result = call_if_open(std::forward<F>(f));
     if (!result) raise_closed();
     return *std::move(result);
+  }
+  // The same; null: the tier is closed.
+  template <typename F>
+  auto call_if_open(F&& f) {
+    std::optional<decltype(f(*tier_))> result;
+    const ReleasedGil release;
+    const std::lock_guard lock(mutex_);
+    if (tier_ != nullptr) result.emplace(f(*tier_));
+    return result;
   }
 
   // The items of `keys` (and their arrays, for a load or a store) under tickets that go up. Returns
@@ -101,6 +105,16 @@ class TierObject {
  public:
   explicit TierObject(std::shared_ptr<TierState> state) : state_(std::move(state)) {}
   [[nodiscard]] const std::shared_ptr<TierState>& state() const { return state_; }
+  // For repr(): NAME, and the first line of describe(tier), or that the tier is closed.
+  template <typename F>
+  [[nodiscard]] nb::str in_words(const char* name, F&& describe) const {
+    const std::optional<std::string> text = state_->call_if_open(std::forward<F>(describe));
+    const std::string all = std::string("<kvfolio.tiers.") + name +
+                            (text ? ": " + text->substr(0, text->find('\n')) : ", closed") + ">";
+    // A name of a directory may be no UTF-8.
+    return nb::steal<nb::str>(
+        PyUnicode_DecodeUTF8(all.data(), static_cast<Py_ssize_t>(all.size()), "backslashreplace"));
+  }
 
  private:
   std::shared_ptr<TierState> state_;

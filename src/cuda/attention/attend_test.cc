@@ -79,7 +79,7 @@ TEST(CudaAttention, RefusesEachWrongArgumentByNameAndValue) {
       {[](Fixture& f) { f.call.scale = 0; }, "scale is 0, negative or not finite"},
       {[](Fixture& f) { f.call.scale = std::nan(""); }, "scale is 0, negative or not finite"},
       {[](Fixture& f) { f.call.soft_cap = -1; },
-       "params.soft_cap is negative, NaN or out of range, allowed: 0 (none), or 1e-30 to 1e30"},
+       "soft_cap is negative, NaN or out of range, allowed: 0 (none), or 1e-30 to 1e30"},
       {[](Fixture& f) { f.call.mask.rule = Rule::kChunked; },
        "mask.window is 0, allowed: at least 1"},
       {[](Fixture& f) { f.call.mask.num_sinks = -3; }, "mask.num_sinks is -3"},

@@ -54,7 +54,7 @@ Status check_shapes(const DeviceAttention& call) {
   for (const std::size_t entries :
        {call.params.alibi_slopes.size(), call.params.sink_logits.size()}) {
     if (entries == 0 || std::cmp_equal(entries, call.q.num_heads)) continue;
-    return invalid(concat("params.alibi_slopes or sink_logits has ", entries, " entries, allowed: ",
+    return invalid(concat("alibi_slopes or sink_logits has ", entries, " entries, allowed: ",
                           call.q.num_heads, ", one for each query head, or 0"));
   }
   const auto sequences = static_cast<std::int64_t>(call.batch.kv_lens.size());
@@ -154,15 +154,15 @@ Status check_params_fit(const AttentionCall& call, const AttendPlan::Impl& plan)
   const AttentionCall& planned = plan.call;
   const Mask &m = call.mask, &n = planned.mask;
   if (m.rule != n.rule || m.window != n.window || m.num_sinks != n.num_sinks) {
-    return invalid("params.rule is another than that of the plan");
+    return invalid("window, num_sinks or chunk is another than that of the plan");
   }
   if (m.causal != n.causal) {
-    return invalid(concat("params.causal is ", m.causal != 0 ? "true" : "false",
-                          ", that of the plan is ", n.causal != 0 ? "true" : "false"));
+    return invalid(concat("causal is ", m.causal != 0 ? "true" : "false", ", that of the plan is ",
+                          n.causal != 0 ? "true" : "false"));
   }
-  if (call.scale != planned.scale) return invalid("params.scale is another than that of the plan");
+  if (call.scale != planned.scale) return invalid("scale is another than that of the plan");
   if (call.soft_cap != planned.soft_cap) {
-    return invalid("params.soft_cap is another than that of the plan");
+    return invalid("soft_cap is another than that of the plan");
   }
   struct Given {
     std::string_view name;
@@ -172,8 +172,8 @@ Status check_params_fit(const AttentionCall& call, const AttendPlan::Impl& plan)
   const bool is_idle = plan.plan.capacity && call.lengths.kv_lens.empty();
   const bool has_trims = is_idle ? plan.has_trims : !call.lengths.trim_sinks.empty();
   const Given given[] = {
-      {"params.alibi_slopes", call.alibi_slopes != nullptr, planned.alibi_slopes != nullptr},
-      {"params.sink_logits", call.sink_logits != nullptr, planned.sink_logits != nullptr},
+      {"alibi_slopes", call.alibi_slopes != nullptr, planned.alibi_slopes != nullptr},
+      {"sink_logits", call.sink_logits != nullptr, planned.sink_logits != nullptr},
       {"batch.trim_sinks and trim_first_kept", has_trims, plan.has_trims}};
   for (const Given& one : given) {
     if (one.here == one.there) continue;

@@ -470,7 +470,7 @@ TEST(CudaAttend, APlanIsForCallsOfItsShapesOnly) {
   EXPECT_EQ(said([](DeviceAttention&) {}), "ok");
   EXPECT_THAT(said([](DeviceAttention& call) { call.layer = 2; }), HasSubstr("layer"));
   EXPECT_EQ(said([](DeviceAttention& call) { call.params.rule = GroupRule::of_window(5); }),
-            "params.rule is another than that of the plan");
+            "window, num_sinks or chunk is another than that of the plan");
   EXPECT_THAT(said([](DeviceAttention& call) { call.cache.k_strides.block += 16; }),
               HasSubstr("other strides"));
   EXPECT_THAT(said([](DeviceAttention& call) { call.cache.num_blocks = 50; }),
@@ -496,17 +496,17 @@ TEST(CudaAttend, APlanIsForCallsOfItsParametersOnly) {
   using Change = std::function<void(DeviceAttention&)>;
   const std::pair<Change, std::string> changes[] = {
       {[](DeviceAttention& call) { call.params.scale *= 2; },
-       "params.scale is another than that of the plan"},
+       "scale is another than that of the plan"},
       {[](DeviceAttention& call) { call.params.soft_cap = 30; },
-       "params.soft_cap is another than that of the plan"},
+       "soft_cap is another than that of the plan"},
       {[](DeviceAttention& call) { call.params.causal = false; },
-       "params.causal is false, that of the plan is true"},
+       "causal is false, that of the plan is true"},
       {[](DeviceAttention& call) { call.params.rule = GroupRule::of_chunk(64); },
-       "params.rule is another than that of the plan"},
+       "window, num_sinks or chunk is another than that of the plan"},
       {[&](DeviceAttention& call) { call.params.alibi_slopes = floats; },
-       "params.alibi_slopes: given, but the plan was made without"},
+       "alibi_slopes: given, but the plan was made without"},
       {[&](DeviceAttention& call) { call.params.sink_logits = floats; },
-       "params.sink_logits: given, but the plan was made without"},
+       "sink_logits: given, but the plan was made without"},
       {trims, "batch.trim_sinks and trim_first_kept: given, but the plan was made without"}};
   const auto said = [&](const DeviceAttention& call, const AttendPlan& plan) {
     return attend(*twins.kernels, call, plan, memory, memory + (1 << 18), twins.stream.handle())

@@ -104,7 +104,7 @@ Status not_computed(const KVView& cache, const AttentionParams& params, KernelTa
   }
   return unsupported(
       concat("kernel target ", std::string_view(to_string(target)), " does not compute ",
-             params.soft_cap > 0.0 ? "a soft cap (params.soft_cap)" : "ALiBi (params.alibi_slopes)",
+             params.soft_cap > 0.0 ? "a soft cap (soft_cap)" : "ALiBi (alibi_slopes)",
              ", allowed on this machine: ", able));
 }
 
