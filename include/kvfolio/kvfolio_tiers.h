@@ -546,8 +546,10 @@ typedef struct kvfolio_offload_counters {
   uint64_t tier_stores_dropped;  // all stores_failed and stores_dropped of the tiers
   uint64_t tier_loads;           // records that came from tiers and verified
   uint64_t tier_misses[8];       // loads that failed, by KVFOLIO_TIER_OK ...
-  uint64_t tier_corrupt;         // loads that came and did not verify
-  uint64_t requests;             // that were pending
+  // Loads that met damage: those that came and did not verify, and
+  // tier_misses[KVFOLIO_TIER_CORRUPT].
+  uint64_t tier_corrupt;
+  uint64_t requests;  // that were pending
   uint64_t requests_canceled;
   uint64_t requests_timed_out;
   uint64_t unknown_completions;  // a faulty tier: it says that something is done that was not asked

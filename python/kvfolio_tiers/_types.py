@@ -250,7 +250,7 @@ class OffloadCounters(NamedTuple):
     tier_loads: int
     #: Loads that failed, by result.
     tier_misses: dict[Result, int]
-    #: Loads that came and did not verify.
+    #: Loads that met damage: those that came and did not verify, and tier_misses["corrupt"].
     tier_corrupt: int
     #: That were pending.
     requests: int

@@ -57,6 +57,7 @@ TEST(TierMetrics, EachDamagedRecordIsInOneMetricWhoeverFoundIt) {
   EXPECT_THAT(
       text_of(*offload),
       HasSubstr("kvfolio_tier_missed_records_total{tier=\"memory\",reason=\"corrupt\"} 2\n"));
+  EXPECT_EQ(offload->counters().tier_corrupt, 2u);
 
   tier.corrupt_unasked = 3;  // it reads its records again when there is nothing else to do
   EXPECT_THAT(text_of(*offload), HasSubstr("kvfolio_corrupt_records_total{tier=\"memory\"} 5\n"));
