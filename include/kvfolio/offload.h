@@ -199,8 +199,9 @@ struct OffloadCounters {
   std::uint64_t tier_stores_dropped = 0;  // all stores_failed and stores_dropped of the tiers
   std::uint64_t tier_loads = 0;           // records that came from tiers and verified
   std::array<std::uint64_t, kNumTierResults> tier_misses{};  // loads that failed, by TierResult
-  std::uint64_t tier_corrupt = 0;                            // loads that came and did not verify
-  std::uint64_t requests = 0;                                // that were pending
+  // Loads that met damage: those that came and did not verify, and tier_misses[kCorrupt].
+  std::uint64_t tier_corrupt = 0;
+  std::uint64_t requests = 0;  // that were pending
   std::uint64_t requests_canceled = 0;
   std::uint64_t requests_timed_out = 0;
   std::uint64_t unknown_completions = 0;  // TierDone of nothing that is in flight: a faulty tier

@@ -118,6 +118,8 @@ class TierHealth(NamedTuple):
     failures: int
     #: Damaged records that it found by itself.
     corrupt_unasked: int
+    #: Loads that met a record which another key sealed, or none: each was a "miss".
+    of_another_key: int
 
 
 class DiskStats(NamedTuple):
@@ -144,6 +146,8 @@ class DiskStats(NamedTuple):
     evicted: int
     reinserted: int
     scrubbed_bytes: int
+    #: Loads that met a record of another key, or of none: misses.
+    of_another_key: int
 
 
 class DiskFault(NamedTuple):
@@ -202,6 +206,8 @@ class RedisCounters(NamedTuple):
     replies_refused: int
     bytes_sent: int
     bytes_received: int
+    #: Loads that met a record of another key, or of none: misses.
+    of_another_key: int
 
 
 class OffloadOpened(NamedTuple):
@@ -250,7 +256,7 @@ class OffloadCounters(NamedTuple):
     tier_loads: int
     #: Loads that failed, by result.
     tier_misses: dict[Result, int]
-    #: Loads that came and did not verify.
+    #: Loads that met damage: those that came and did not verify, and tier_misses["corrupt"].
     tier_corrupt: int
     #: That were pending.
     requests: int
@@ -338,7 +344,7 @@ class RestoreStats(NamedTuple):
 
     records: int
     records_loaded: int
-    #: That did not verify.
+    #: That did not verify, or were sealed with another key, or with none.
     records_refused: int
     sections_damaged: int
     #: Ends of prompts in the file, and those cut short by the size of the pool.

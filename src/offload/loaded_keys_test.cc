@@ -30,6 +30,7 @@ TEST(LoadedKeys, EachIsTakenOnce) {
   EXPECT_FALSE(keys.take(loaded_key(0)));
 }
 
+// O10.
 TEST(LoadedKeys, TheOldestIsTheFirstToGo) {
   Filled keys(kMost + 2);
   for (int i = 0; i < kMost + 2; ++i) ASSERT_EQ(keys.take(loaded_key(i)), i >= 2) << i;

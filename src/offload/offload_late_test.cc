@@ -235,6 +235,7 @@ struct TwoParts : Late {
   }
 };
 
+// O8.
 TEST(OffloadLate, ACanceledRequestWhoseFirstPartCameWholeDoesNotGoOnWithTheNext) {
   TwoParts t;
   t.memory.end_all();
@@ -244,6 +245,7 @@ TEST(OffloadLate, ACanceledRequestWhoseFirstPartCameWholeDoesNotGoOnWithTheNext)
   t.expect_canceled();
 }
 
+// O8.
 TEST(OffloadLate, ADrainEndsARequestWhoseFirstPartCameWhole) {
   TwoParts t;
   t.memory.end_all();
@@ -251,6 +253,7 @@ TEST(OffloadLate, ADrainEndsARequestWhoseFirstPartCameWhole) {
   t.expect_canceled();
 }
 
+// O8.
 TEST(OffloadLate, ACancelThatWasRefusedEndsTheRequestWithItsPart) {
   TwoParts t;
   EXPECT_EQ(t.offload->cancel(t.loading).error().code(), ErrorCode::kFailedPrecondition);

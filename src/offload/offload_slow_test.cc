@@ -408,7 +408,7 @@ struct Paced {
   }
 };
 
-// 8 records of 2 MiB and 8 of 64 KiB: 34.6 ms at 500 MB/s.
+// O11. 8 records of 2 MiB and 8 of 64 KiB: 34.6 ms at 500 MB/s.
 TEST(Offload, TheBytesOfAllGroupsHaveTheirTimeAlsoIfNoRateIsGiven) {
   CacheSpec spec{.groups = {test::group_of(9), test::group_of(9)}};
   for (GroupSpec& group : spec.groups) group.block_size = 1024;
@@ -427,7 +427,7 @@ TEST(Offload, TheBytesOfAllGroupsHaveTheirTimeAlsoIfNoRateIsGiven) {
   EXPECT_EQ(t.load(4'000, at(500e6)).first.why, LoadEnd::kLoaded);
 }
 
-// 500 records, of which each has 10 ms: 5 s in all.
+// O11. 500 records, of which each has 10 ms: 5 s in all.
 TEST(Offload, TimeBeyondTwoSecondsComesWithTheBytes) {
   constexpr std::int64_t kRecords = 500;
   Paced t(test::full(kRecords + 2), kRecords * 8, (kRecords + 10) * kFullRecord);
@@ -456,7 +456,7 @@ TEST(Offload, TimeBeyondTwoSecondsComesWithTheBytes) {
   EXPECT_LE(hanging.second, 3'100'000u) << "what it has earned is not kept";
 }
 
-// Questions move no bytes.
+// O11. Questions move no bytes.
 TEST(Offload, ATierThatDoesNotSayWhatItHasIsNotGivenTheTimeOfItsBytes) {
   Paced t(test::full(12), 80, 20 * kFullRecord);
   t.tier.questions_time_out = true;

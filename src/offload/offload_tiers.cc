@@ -325,7 +325,6 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     right =
         (port(op.tier).verifies() ? check_record_header(record, arriving.expected)
                                   : check_record(record, arriving.expected)) == RecordFault::kNone;
-    if (!right) ++counters_.tier_corrupt;
   } else {
     ++counters_.tier_misses[static_cast<std::size_t>(result) % kNumTierResults];
   }
@@ -335,7 +334,9 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     arena_->publish(op.slot);
   } else {
     arena_->abandon(op.slot);
+    // Not what another key sealed, which is a miss: it is right for others.
     const bool damaged = result == TierResult::kOk || result == TierResult::kCorrupt;
+    counters_.tier_corrupt += damaged ? 1 : 0;
     if (damaged && port(op.tier).policy() != WritePolicy::kOff) {
       add_item({.kind = TierOp::kErase, .tier = op.tier, .key = op.key}, nullptr);
       submit(op.tier, TierOp::kErase, store_deadline());

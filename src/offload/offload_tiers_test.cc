@@ -594,7 +594,7 @@ TEST(Offload, WhatATierHasBroughtIsNotStoredThereAgain) {
   EXPECT_EQ(tier.records.size(), records.size() + 8);
 }
 
-// Blocks of sequences that publish nothing never become findable.
+// O10. Blocks of sequences that publish nothing never become findable.
 TEST(Offload, HoweverMuchWasLoadedAndNeverFoundWhatIsLoadedNowIsNotStoredAgain) {
   constexpr int kBlocks = 1024, kPrompts = 65, kLast = 4;
   static_assert(kPrompts * kBlocks > LoadedKeys::kMost);

@@ -129,7 +129,8 @@ TEST(Requests, TheNextPartBeginsWhereTheOneBeforeEnded) {
   EXPECT_EQ(request.horizon, request.last_token());
 }
 
-// 4,096 times the least common multiple of their sizes is more than 2^31, and more than any prompt.
+// O9. 4,096 times the least common multiple of their sizes is more than 2^31, and more than any
+// prompt.
 TEST(Requests, BlocksWhoseEndsHardlyMeetAreBroughtInOnePart) {
   CacheSpec spec;
   for (const std::int32_t size : {1, 1023, 1024}) {

@@ -57,6 +57,7 @@ TEST(TierMetrics, EachDamagedRecordIsInOneMetricWhoeverFoundIt) {
   EXPECT_THAT(
       text_of(*offload),
       HasSubstr("kvfolio_tier_missed_records_total{tier=\"memory\",reason=\"corrupt\"} 2\n"));
+  EXPECT_EQ(offload->counters().tier_corrupt, 2u);
 
   tier.corrupt_unasked = 3;  // it reads its records again when there is nothing else to do
   EXPECT_THAT(text_of(*offload), HasSubstr("kvfolio_corrupt_records_total{tier=\"memory\"} 5\n"));
@@ -69,6 +70,17 @@ TEST(TierMetrics, EachDamagedRecordIsInOneMetricWhoeverFoundIt) {
   const SequenceReady ready = test::opened(*offload, cache, test::prompt_of(2, 32), {}, 2'000'000);
   EXPECT_EQ(ready.cached_tokens, 0);
   EXPECT_THAT(text_of(*offload), HasSubstr("kvfolio_corrupt_records_total{tier=\"host\"} 1\n"));
+}
+
+TEST(TierMetrics, ARecordOfAnotherKeyIsNotADamagedOne) {
+  test::MemoryTier tier;
+  tier.of_another_key = 3;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  test::Cache cache(test::full(40));
+  const auto offload = test::offload_of(cache, tiers);
+  EXPECT_THAT(text_of(*offload),
+              HasSubstr("kvfolio_tier_other_key_records_total{tier=\"memory\"} 3\n"));
+  EXPECT_THAT(text_of(*offload), HasSubstr("kvfolio_corrupt_records_total{tier=\"memory\"} 0\n"));
 }
 
 TEST(TierMetrics, WhatATierWasNeverGivenIsCountedForThatTier) {

@@ -18,7 +18,7 @@ type OffloadCounters struct {
 	TierStoresDropped  uint64             // all StoresFailed and StoresDropped of the tiers
 	TierLoads          uint64             // records that came from tiers and verified
 	TierMisses         [NumResults]uint64 // loads that failed, by Result
-	TierCorrupt        uint64             // loads that came and did not verify
+	TierCorrupt        uint64             // loads that met damage: came and did not verify, or TierMisses[Corrupt]
 	Requests           uint64             // that were pending
 	RequestsCanceled   uint64
 	RequestsTimedOut   uint64

@@ -212,7 +212,8 @@ of_c! {
         pub tier_loads: u64,
         /// Loads that failed, by [`TierResult`](super::TierResult).
         pub tier_misses: [u64; 8],
-        /// Loads that came and did not verify.
+        /// Loads that met damage: those that came and did not verify, and the misses that are
+        /// `Corrupt`.
         pub tier_corrupt: u64,
         /// Requests that were pending.
         pub requests: u64,
