@@ -83,9 +83,10 @@ struct RestoredSequence {
 };
 
 struct RestoreStats {
-  std::int64_t records = 0;          // whole records in the file
-  std::int64_t records_loaded = 0;   // blocks that were written
-  std::int64_t records_refused = 0;  // that did not verify, or that no key of ours sealed
+  std::int64_t records = 0;         // whole records in the file
+  std::int64_t records_loaded = 0;  // blocks that were written
+  // That did not verify, or were sealed with another key, or with none although one is given.
+  std::int64_t records_refused = 0;
   std::int64_t sections_damaged = 0;
   std::int64_t paths = 0;          // ends of prompts in the file
   std::int64_t paths_no_room = 0;  // and sequences: cut short, or left out, by the size of the pool

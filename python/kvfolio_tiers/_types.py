@@ -338,7 +338,7 @@ class RestoreStats(NamedTuple):
 
     records: int
     records_loaded: int
-    #: That did not verify.
+    #: That did not verify, or were sealed with another key, or with none.
     records_refused: int
     sections_damaged: int
     #: Ends of prompts in the file, and those cut short by the size of the pool.

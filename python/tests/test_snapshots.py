@@ -73,7 +73,7 @@ def test_a_damaged_file_never_brings_other_bytes(tmp_path):
         path.write_bytes(content)
         manager = new_cache()
         try:
-            stats = tiers.restore(manager, path, MODEL)
+            stats = tiers.restore(manager, path, MODEL, damaged="skip")
             lost += stats.records_refused + stats.sections_damaged
         except kv.Error:
             refused += 1
@@ -81,8 +81,10 @@ def test_a_damaged_file_never_brings_other_bytes(tmp_path):
             found(manager, seed)  # checks each byte that is found
     assert lost > 30
     path.write_bytes(whole[:len(whole) // 2])
-    stats = tiers.restore(new_cache(), path, MODEL)
+    stats = tiers.restore(new_cache(), path, MODEL, damaged="skip")
     assert 0 < stats.records_loaded < 18
+    with pytest.raises(kv.Corrupt, match="cache.kv is damaged: 0 of its .* and 2 of its sections are damaged"):
+        tiers.restore(new_cache(), path, MODEL)
     path.write_bytes(b"no snapshot" * 1000)
     with pytest.raises(kv.Corrupt):
         tiers.restore(new_cache(), path, MODEL)
@@ -93,8 +95,23 @@ def test_a_file_without_our_key_is_not_believed(tmp_path):
     for key, accepted, tokens in ((bytes(range(32)), None, 21), (bytes(range(1, 33)), None, 0), (None, None, 0),
                                   (bytes(range(1, 33)), bytes(range(32)), 21)):
         manager = new_cache()
-        stats = tiers.restore(manager, tmp_path / "cache.kv", MODEL, key=key, accepted_key=accepted)
+        stats = tiers.restore(manager, tmp_path / "cache.kv", MODEL, key=key, accepted_key=accepted, damaged="skip")
         assert found(manager, 1) == tokens and (stats.records_refused > 0) == (tokens == 0)
+
+
+def test_damage_or_a_wrong_key_is_said_unless_it_is_to_be_skipped(tmp_path):
+    path, manager = tmp_path / "cache.kv", filled(1)
+    sequence, cached = manager.open(prompt(4))
+    compute(manager, sequence, prompt(4), cached)
+    tiers.save(manager, path, MODEL, key=bytes(32), sequences=[tiers.SnapshotSequence(sequence, prompt(4))])
+    other = new_cache()
+    for key in (bytes(range(32)), None):
+        with pytest.raises(kv.Corrupt, match="sealed with another key"):
+            tiers.restore(other, path, MODEL, key=key)
+        assert found(other, 1) == 0 and len(other.sequences()) == 0  # those that it opened are closed
+    with pytest.raises(kv.InvalidArgument, match="damaged is 'ignore'"):
+        tiers.restore(other, path, MODEL, damaged="ignore")
+    assert len(tiers.restore(other, path, MODEL, key=bytes(32)).sequences) == 1 and found(other, 1) == 21
 
 
 def test_what_cannot_be_saved_is_refused_and_leaves_the_old_file(tmp_path):

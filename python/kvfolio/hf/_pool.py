@@ -306,13 +306,7 @@ class Pool:
         pool = cls(model, **(options | {"durable": True}))
         try:
             stats: RestoreStats = tiers_module().restore(pool.manager, path, pool._identity(), key=key,
-                                                         accepted_key=accepted_key)
-            bad = stats.records_refused or stats.sections_damaged
-            if bad and damaged == "refuse":
-                raise kvfolio.Corrupt(
-                    f"{path!r} is damaged: {stats.records_refused} of its {stats.records} records are not what was saved, or "
-                    f"were sealed with another key, and {stats.sections_damaged} of its sections are damaged. `kvfolio "
-                    'inspect` names them; damaged="skip" takes the prompts up to there')
+                                                         accepted_key=accepted_key, damaged=damaged)
         except BaseException:  # the tiers are the caller's, for another pool
             if pool._offload is not None:
                 pool._offload.close(0.0)

@@ -5,6 +5,7 @@
 #include "kvfolio/snapshot.h"
 
 #include <memory>
+#include <string>
 
 #include "arrays.h"
 #include "bridge.h"
@@ -68,8 +69,22 @@ nb::object save_to(nb::handle manager, nb::handle path, nb::handle model, nb::ha
       "SaveStats", nb::make_tuple(stats.records, stats.tokens, stats.sequences, stats.bytes));
 }
 
+// The words of `damaged`: whether a file that is damaged is refused.
+constexpr Word<bool> kDamaged[] = {{"refuse", true}, {"skip", false}};
+
+Status damage_of(const std::string& file, const RestoreStats& stats) {
+  return {ErrorCode::kCorrupt,
+          file + " is damaged: " + std::to_string(stats.records_refused) + " of its " +
+              std::to_string(stats.records) +
+              " records are not what was saved, or were sealed with another key, and " +
+              std::to_string(stats.sections_damaged) +
+              " of its sections are damaged. `kvfolio inspect` names them; damaged=\"skip\" takes "
+              "what can be had"};
+}
+
 nb::object restore_from(nb::handle manager, nb::handle path, nb::handle model, nb::handle key,
-                        nb::handle accepted_key) {
+                        nb::handle accepted_key, const char* damaged) {
+  const bool refuses = parse_word("damaged", damaged, kDamaged);
   const std::shared_ptr<ManagerState> state = manager_of(manager);
   const std::string file = text_of_path(path);
   const HeldModel held_model(model);
@@ -80,7 +95,14 @@ nb::object restore_from(nb::handle manager, nb::handle path, nb::handle model, n
         if (!identity) return identity.error();
         Result<FileSource> source = FileSource::open(file);
         if (!source) return source.error();
-        return restore(m, *identity, *source, {.keys = keys.options});
+        Result<RestoreStats> stats = restore(m, *identity, *source, {.keys = keys.options});
+        if (!stats || !refuses || stats->records_refused + stats->sections_damaged == 0) {
+          return stats;
+        }
+        for (const RestoredSequence& each : stats->sequences) {
+          KVFOLIO_RETURN_IF_ERROR(m.close(each.sequence));
+        }
+        return damage_of(file, *stats);
       });
   const RestoreStats stats = take(std::move(result));
   nb::list sequences;
@@ -113,13 +135,18 @@ void add_snapshot(nb::module_& m) {
       "the text of all prompts: keep it as you keep them.");
   m.def(
       "restore", &restore_from, "manager"_a, "path"_a, "model"_a, nb::kw_only(),
-      "key"_a = nb::none(), "accepted_key"_a = nb::none(),
+      "key"_a = nb::none(), "accepted_key"_a = nb::none(), "damaged"_a = "refuse",
       nb::sig("def restore(manager: kvfolio.Manager, path: str | bytes | os.PathLike[str], "
               "model: kvfolio_tiers._types.ModelIdentity, *, key: bytes | None = None, "
-              "accepted_key: bytes | None = None) -> kvfolio_tiers._types.RestoreStats"),
+              "accepted_key: bytes | None = None, "
+              "damaged: typing.Literal[\"refuse\", \"skip\"] = \"refuse\") -> "
+              "kvfolio_tiers._types.RestoreStats"),
       "Opens the sequences of a file, and fills the cache with the rest of it as long as there "
       "are free blocks. InvalidArgument names the field in which model or layout differ; Corrupt: "
-      "it is no snapshot. Damage further on costs what it hits, and is counted.");
+      "it is no snapshot, or it has damage or records that another key sealed, or none although a "
+      "key is given. Then the new sequences are closed again; what verified stays in the cache. "
+      "With damaged=\"skip\" such records cost what they hold, and are counted in "
+      "records_refused.");
 }
 
 }  // namespace kvfolio::python
