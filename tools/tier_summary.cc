@@ -48,6 +48,7 @@ std::vector<TierSummary> summaries(const llama::RunStats& stats) {
                        .loads = counters.loads,
                        .misses = counters.loads_failed,
                        .corrupt = corrupt_records(counters, tier.health),
+                       .of_another_key = tier.health.of_another_key,
                        .up = is_up(counters, tier.health)};
     one.misses[static_cast<std::size_t>(TierResult::kCorrupt)] += counters.loads_corrupt;
     all.push_back(std::move(one));
@@ -69,6 +70,7 @@ void add(std::vector<TierSummary>& sums, std::span<const TierSummary> more) {
     same->loads += one.loads;
     for (std::size_t i = 0; i < one.misses.size(); ++i) same->misses[i] += one.misses[i];
     same->corrupt += one.corrupt;
+    same->of_another_key += one.of_another_key;
     same->up = one.up;
   }
 }
@@ -92,6 +94,7 @@ nlohmann::ordered_json tier_json(const TierSummary& tier) {
           {"misses", std::move(reasons)},
           {"timeouts", misses(tier, TierResult::kTimeout)},
           {"corrupt", tier.corrupt},
+          {"of_another_key", tier.of_another_key},
           {"up", tier.up}};
 }
 
@@ -107,6 +110,9 @@ std::string tier_text(const TierSummary& tier) {
     text += "; loads FAILED: " + failed;
   }
   if (tier.corrupt > 0) text += "; " + number_of(tier.corrupt, "CORRUPT record");
+  if (tier.of_another_key > 0) {
+    text += "; " + number_of(tier.of_another_key, "load") + " met a record of ANOTHER KEY";
+  }
   if (!tier.up) text += "; it is DOWN";
   return text + "\n";
 }
@@ -121,6 +127,12 @@ void TierWatch::look(std::span<const TierSummary> tiers, const OpenTiers& open) 
     if (!failed_loads(tier).empty()) say(tier, "a load failed, and is computed again", open);
     if (tier.corrupt > 0) {
       say(tier, "a record is corrupt: it is not used, and is computed again", open);
+    }
+    if (tier.of_another_key > 0) {
+      say(tier,
+          "a record is of another key, or of none: it stays there, is not used, and is computed "
+          "again in each run",
+          open);
     }
   }
 }

@@ -27,6 +27,7 @@ struct TierSummary {
   std::uint64_t loads = 0;
   std::array<std::uint64_t, kNumTierResults> misses{};  // records that it did not bring, by reason
   std::uint64_t corrupt = 0;                            // damaged records, wherever they were found
+  std::uint64_t of_another_key = 0;  // loads that met a record of another key: misses
   bool up = true;
 };
 

@@ -21,7 +21,7 @@
 //    only once their segment is sealed, that is full, or the tier was closed.
 //  - Records are sealed (record.h), and verified by the threads that read: a load has the bytes
 //    that were stored under the key, or fails. A damaged record is kCorrupt, and is not found
-//    again. Segments of version 1 are read, and go first; with a key their records are kCorrupt.
+//    again. Segments of version 1 are read, and go first; with a key their records are of another.
 //  - When the budget is full the oldest segment goes. Records of it that were loaded since they
 //    were written are written again, up to half of a segment.
 //  - A run goes on in the last segment of the one before, so many short runs leave few segments.
@@ -99,8 +99,10 @@ struct DiskTierOptions {
   // Segments whose files are open at the same time; the others are opened when they are read. 0: a
   // quarter of the descriptors that the process may have (RLIMIT_NOFILE), 8 to 256.
   std::int32_t open_files_max = 0;
-  // With a key, a record is believed only if it was sealed with that key: a record that was written
-  // before, or without the key, is a miss.
+  // With a key, a record is believed only if it was sealed with that key. One of another key, or of
+  // none, is a miss (DiskTierStats::of_another_key) and stays for who has its key: it keeps its
+  // name, so a store under that is kOk and changes nothing, until its segment goes or kErase takes
+  // it.
   RecordKeyOptions keys{};
 };
 
@@ -119,6 +121,7 @@ struct DiskTierStats {
   std::uint64_t evicted = 0;     // records that went with their segment
   std::uint64_t reinserted = 0;  // records that were written again instead
   std::uint64_t scrubbed_bytes = 0;
+  std::uint64_t of_another_key = 0;  // loads that met a record of another key, or of none: misses
 };
 
 class KVFOLIO_API DiskTier final : public Tier {

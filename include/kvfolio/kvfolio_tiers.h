@@ -227,6 +227,8 @@ typedef struct kvfolio_tier_health {
   uint64_t failures;  // results other than OK and MISS
   // Damaged records that it found while no load waited for them: none was answered with CORRUPT.
   uint64_t corrupt_unasked;
+  // Loads that met a record which another key sealed, or none, and were answered with MISS.
+  uint64_t of_another_key;
 } kvfolio_tier_health;
 
 // A tier of the caller's own (Tier in tier.h, which says the rules that each tier keeps): no
@@ -309,6 +311,7 @@ typedef struct kvfolio_disk_stats {
   uint64_t evicted;     // records that went with their segment
   uint64_t reinserted;  // records that were written again instead
   uint64_t scrubbed_bytes;
+  uint64_t of_another_key;  // loads that met a record of another key, or of none: misses
 } kvfolio_disk_stats;
 // KVFOLIO_ERR_UNSUPPORTED: a tier of another kind.
 KVFOLIO_C_API int32_t kvfolio_tier_disk_stats(const kvfolio_tier* tier, kvfolio_disk_stats* out,
@@ -357,6 +360,7 @@ typedef struct kvfolio_redis_tier_counters {
   uint64_t replies_refused;  // that did not fit the question
   uint64_t bytes_sent;
   uint64_t bytes_received;
+  uint64_t of_another_key;  // loads that met a record of another key, or of none: misses
 } kvfolio_redis_tier_counters;
 // KVFOLIO_ERR_UNSUPPORTED: a tier of another kind.
 KVFOLIO_C_API int32_t kvfolio_tier_redis_counters(const kvfolio_tier* tier,

@@ -20,9 +20,9 @@
 //    breaker_us_min, then asked by one connection; the pause doubles up to breaker_us_max. The map
 //    of slots is asked for again after MOVED, after lost connections and when nodes do not answer.
 //  - Servers are not trusted: a reply is bounded by what was asked for, a record of another length
-//    or one that does not verify is kCorrupt, and a reply that does not fit the question ends the
-//    connection. But without a key, anyone who can write to a server can forge records; and the
-//    tier tells its password to every node that a node names.
+//    or one that does not verify is kCorrupt (of another key: kMiss), and a reply that does not fit
+//    the question ends the connection. But without a key, anyone who can write to a server can
+//    forge records; and the tier tells its password to every node that a node names.
 //
 //  - In a child of fork() the tier is closed: sockets are the parent's. It accepts nothing, all
 //    items that it had are kClosed, and destroying it closes descriptors and says nothing to the
@@ -71,8 +71,9 @@ struct RedisOptions {
   std::uint64_t breaker_us_min = 500'000;
   std::uint64_t breaker_us_max = 5'000'000;
   // With a key a record is believed only if it was sealed with it. All engines that share a
-  // key_prefix need the same keys: an engine with another key takes the records for damaged and
-  // erases them.
+  // key_prefix need the same keys: to an engine with another key the records are misses
+  // (RedisCounters::of_another_key). They stay, and keep their names: what that engine stores under
+  // them is not kept, since SET has NX. kErase takes them.
   RecordKeyOptions keys{};
 };
 
@@ -85,6 +86,7 @@ struct RedisCounters {
   std::uint64_t replies_refused = 0;  // that did not fit the question
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
+  std::uint64_t of_another_key = 0;  // loads that met a record of another key, or of none: misses
 };
 
 // A server that the tier knows: it was named to it, or the cluster says that it has slots.
@@ -129,7 +131,7 @@ class RedisTier final : public Tier {
   // is needed.
   [[nodiscard]] KVFOLIO_API std::vector<RedisNode> nodes() const;
   // The same in words, a line for each: its address, its share of the slots, its state, its last
-  // error.
+  // error. Behind them, if there were any, how many loads met a record of another key.
   [[nodiscard]] KVFOLIO_API std::string describe() const;
   // Recounts what waits, in O(items). Returns ok, or says which rule is broken.
   [[nodiscard]] KVFOLIO_API Status check_invariants() const;

@@ -57,7 +57,7 @@ enum class TierOp : std::int32_t {
 
 enum class TierResult : std::int32_t {
   kOk = 0,
-  kMiss = 1,         // there is no such record
+  kMiss = 1,         // there is no such record, or another key sealed it
   kCorrupt = 2,      // there is one, and it is not what was stored
   kBusy = 3,         // try again later
   kTimeout = 4,      // the deadline passed first
@@ -93,6 +93,9 @@ struct TierHealth {
   // Damaged records that the tier found by itself, as a scrubber does: no load was answered with
   // kCorrupt for them. corrupt_records() in tier_metrics.h adds up both kinds.
   std::uint64_t corrupt_unasked = 0;
+  // Loads that met a record which another key sealed, or none, and were answered with kMiss. The
+  // record stays: it is right for who has its key.
+  std::uint64_t of_another_key = 0;
 };
 
 // Limits do not change. The caller of submit() keeps to them: it stores and loads no larger record,

@@ -118,6 +118,8 @@ class TierHealth(NamedTuple):
     failures: int
     #: Damaged records that it found by itself.
     corrupt_unasked: int
+    #: Loads that met a record which another key sealed, or none: each was a "miss".
+    of_another_key: int
 
 
 class DiskStats(NamedTuple):
@@ -144,6 +146,8 @@ class DiskStats(NamedTuple):
     evicted: int
     reinserted: int
     scrubbed_bytes: int
+    #: Loads that met a record of another key, or of none: misses.
+    of_another_key: int
 
 
 class DiskFault(NamedTuple):
@@ -202,6 +206,8 @@ class RedisCounters(NamedTuple):
     replies_refused: int
     bytes_sent: int
     bytes_received: int
+    #: Loads that met a record of another key, or of none: misses.
+    of_another_key: int
 
 
 class OffloadOpened(NamedTuple):

@@ -99,9 +99,10 @@ class LoadJob final : public IoJob {
   std::byte* data = nullptr;
   RecordKeys keys{};         // of the tier
   bool drop_cached = false;  // the file goes through the page cache
-  // When done: kOk, kMiss: it was erased, kCorrupt, kIoError, or kBusy: no memory.
+  // When done: kOk, kMiss: it was erased, or is of another key; kCorrupt, kIoError, or kBusy: no
+  // memory.
   TierResult result = TierResult::kOk;
-  bool is_of_another_key = false;  // kCorrupt: or of none; it may be right for another process
+  bool is_of_another_key = false;  // kMiss: or of none; it may be right for another process
   std::int64_t error = 0;          // of kIoError: -errno
 
   IoStep next(std::int64_t last) noexcept override;

@@ -199,6 +199,7 @@ TierHealth SegmentStore::health() const noexcept {
   TierHealth health = health_;
   health.usable = !closing_ && !is_off() && process_.is_this();
   health.corrupt_unasked = stats_.corrupt - corrupt_answers_;
+  health.of_another_key = stats_.of_another_key;
   return health;
 }
 
@@ -216,7 +217,7 @@ std::int64_t SegmentStore::data_bytes_max() const noexcept {
 }
 
 std::string SegmentStore::describe() const {
-  std::string removed, off, engine(engine_->name());
+  std::string removed, sealed, off, engine(engine_->name());
   if (removed_by_open_ > 0) {
     removed =
         text::concat(", the oldest ", removed_by_open_, " removed, which were beyond the budget");
@@ -224,11 +225,14 @@ std::string SegmentStore::describe() const {
   if (const std::int64_t refused = engine_->refused(); refused < 0) {
     engine += text::concat(" refused since (", error_text(refused), "), plain calls");
   }
+  if (stats_.of_another_key > 0) {
+    sealed = text::concat(", ", stats_.of_another_key, " loads met a record of another key");
+  }
   if (is_off()) off = text::concat(", off after errors: ", budget_.reason());
   return text::concat("disk ", options_.path, ": ", in_whole_units(options_.bytes),
                       " in segments of ", in_whole_units(options_.segment_bytes), ", ", engine,
                       options_.direct && !went_buffered_ ? ", O_DIRECT, " : ", page cache, ",
-                      index_.size(), " records", removed, off);
+                      index_.size(), " records", removed, sealed, off);
 }
 
 // event_fd is readable exactly if there is something to hand over or to go on with, or a job may

@@ -278,6 +278,7 @@ TierResult SegmentStore::on_written(Op& op) {
 void SegmentStore::on_loaded(Op& op) {
   drop_queued(op.item.bytes);
   const TierResult result = on_read(op);
+  if (static_cast<const LoadJob&>(*op.job).is_of_another_key) ++stats_.of_another_key;
   if (result == TierResult::kOk) {
     ++stats_.loaded;
     stats_.loaded_bytes += static_cast<std::uint64_t>(op.item.bytes);
@@ -289,6 +290,12 @@ TierResult SegmentStore::on_read(Op& op) {
   KVFOLIO_CHECK(op.segment->reads > 0);
   --op.segment->reads;
   const auto& job = static_cast<const LoadJob&>(*op.job);
+  if (job.is_of_another_key) {
+    // It is found by who has its key, as long as its segment is there: here no one used it.
+    index_[op.record].used = false;
+    budget_.went_well(Task::kRead);
+    return TierResult::kMiss;
+  }
   const bool fails = job.result != TierResult::kOk && job.result != TierResult::kBusy;
   // Its place was written over meanwhile, in part or whole; or its segment goes.
   const bool was_erased = !index_[op.record].live;

@@ -2,6 +2,7 @@
 //
 // A directory that others wrote to, who do not have the key; and one of version 1.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,6 +18,7 @@
 namespace kvfolio::disk {
 namespace {
 
+using ::testing::HasSubstr;
 using Bytes = std::vector<std::byte>;
 using Answer = std::optional<TierResult>;
 
@@ -110,6 +112,7 @@ class KeyedDisk : public ::testing::Test {
   }
   Answer store(std::uint64_t number) { return waiter_->store(number); }
   Answer load(std::uint64_t number) { return waiter_->load(number); }
+  Answer erase(std::uint64_t number) { return (*waiter_)(TierOp::kErase, key_of(number), {}); }
   SimDisk::File& only_segment() {
     const auto segments = segments_of(*sim.disk);
     EXPECT_EQ(segments.size(), 1u);
@@ -131,7 +134,8 @@ TEST_F(KeyedDisk, RecordsOfTheKeyAreFoundAgain) {
   EXPECT_EQ(sim.store->stats().corrupt, 0u);
 }
 
-TEST_F(KeyedDisk, ARecordOfAnotherKeyOrOfNoneIsAMiss) {
+// O12.
+TEST_F(KeyedDisk, ARecordOfAnotherKeyOrOfNoneIsAMissAndStaysForItsOwner) {
   for (const auto& [writer, reader] : {std::pair<std::optional<int>, std::optional<int>>{2, 1},
                                        {std::nullopt, 1},
                                        {1, std::nullopt}}) {
@@ -140,13 +144,66 @@ TEST_F(KeyedDisk, ARecordOfAnotherKeyOrOfNoneIsAMiss) {
     for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(store(i), TierResult::kOk);
     open(reader);
     for (std::uint64_t i = 0; i < 9; ++i) {
-      EXPECT_EQ(load(i), TierResult::kCorrupt) << i;
       EXPECT_EQ(load(i), TierResult::kMiss) << i;
-      EXPECT_EQ(store(i), TierResult::kOk) << i;  // and is written again
-      EXPECT_EQ(load(i), TierResult::kOk) << i;
+      EXPECT_EQ(store(i), TierResult::kOk) << i;  // as what is there already
+      EXPECT_EQ(load(i), TierResult::kMiss) << i;
     }
+    EXPECT_EQ(store(9), TierResult::kOk);
+    EXPECT_EQ(load(9), TierResult::kOk);
+    EXPECT_EQ(sim.store->stats().records, 10);
+    EXPECT_EQ(sim.store->stats().corrupt, 0u);
+    EXPECT_EQ(sim.store->stats().of_another_key, 18u);
+    EXPECT_EQ(sim.store->health().of_another_key, 18u);
+    EXPECT_EQ(sim.store->health().corrupt_unasked, 0u);
+    EXPECT_THAT(sim.store->describe(), HasSubstr(", 18 loads met a record of another key"));
+    open(writer);
+    for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(load(i), TierResult::kOk) << i;
+    EXPECT_EQ(load(9), TierResult::kMiss);
     close();
   }
+}
+
+TEST_F(KeyedDisk, ARecordOfAnotherKeyIsErasedByItsNameAlone) {
+  open(2);
+  EXPECT_EQ(store(0), TierResult::kOk);
+  open(1);
+  EXPECT_EQ(load(0), TierResult::kMiss);
+  EXPECT_EQ(erase(0), TierResult::kOk);
+  EXPECT_EQ(store(0), TierResult::kOk);
+  EXPECT_EQ(load(0), TierResult::kOk);
+}
+
+// Who writes to the medium can make it so: that costs a miss, as if he had damaged the record.
+TEST_F(KeyedDisk, ARecordThatSaysAnotherKeyIsAMissAndADamagedOneIsCorrupt) {
+  open(1);
+  EXPECT_EQ(store(0), TierResult::kOk);
+  EXPECT_EQ(store(1), TierResult::kOk);
+  close();
+  SimDisk::File& file = only_segment();
+  const auto records = records_of(file);
+  const auto piece = piece_at(file, records.at(0).first);
+  piece[144] ^= std::byte{1};
+  mend_header(piece);
+  piece_at(file, records.at(1).first)[144] ^= std::byte{1};  // and the checksum of the header
+  file.durable = file.data;
+  open(1);
+  EXPECT_EQ(load(0), TierResult::kMiss);
+  EXPECT_EQ(load(1), TierResult::kCorrupt);
+  EXPECT_EQ(sim.store->stats().of_another_key, 1u);
+  EXPECT_EQ(sim.store->stats().corrupt, 1u);
+}
+
+// They go with their segments: the reader used none of them, and must not seal their bytes anew.
+TEST_F(KeyedDisk, RecordsOfAnotherKeyAreNotWrittenAgain) {
+  open(2);
+  EXPECT_EQ(store(0), TierResult::kOk);
+  open(1);
+  EXPECT_EQ(load(0), TierResult::kMiss);
+  for (std::uint64_t i = 1; i < 60; ++i) EXPECT_EQ(store(i), TierResult::kOk);
+  EXPECT_GT(sim.store->stats().evicted, 0u);
+  EXPECT_EQ(sim.store->stats().reinserted, 0u);
+  EXPECT_EQ(store(0), TierResult::kOk);
+  EXPECT_EQ(load(0), TierResult::kOk);  // its name is free again
 }
 
 // Other data, under a header with the right name, place, number of the key, and checksums.
@@ -247,7 +304,7 @@ TEST_F(KeyedDisk, AKeyIsReplacedWithoutAMiss) {
   EXPECT_EQ(store(1), TierResult::kOk);
   open(2);
   EXPECT_EQ(load(1), TierResult::kOk);
-  EXPECT_EQ(load(0), TierResult::kCorrupt);  // unless it was written again since
+  EXPECT_EQ(load(0), TierResult::kMiss);
 }
 
 TEST_F(KeyedDisk, AKeyOfAnotherLengthIsRefused) {
@@ -300,8 +357,9 @@ TEST_F(KeyedDisk, WithAKeyARecordOfVersionOneIsAMiss) {
   close();
   make_old(only_segment());
   open(1);
-  EXPECT_EQ(load(0), TierResult::kCorrupt);
-  EXPECT_EQ(store(0), TierResult::kOk);
+  EXPECT_EQ(load(0), TierResult::kMiss);
+  EXPECT_EQ(sim.store->stats().of_another_key, 1u);
+  open({});
   EXPECT_EQ(load(0), TierResult::kOk);
 }
 

@@ -334,6 +334,7 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     arena_->publish(op.slot);
   } else {
     arena_->abandon(op.slot);
+    // Not what another key sealed, which is a miss: it is right for others.
     const bool damaged = result == TierResult::kOk || result == TierResult::kCorrupt;
     counters_.tier_corrupt += damaged ? 1 : 0;
     if (damaged && port(op.tier).policy() != WritePolicy::kOff) {

@@ -133,6 +133,10 @@ void add_tier(Metrics& metrics, const Tier& tier, const OffloadTierCounters& cou
               counters.load_us);
   const TierHealth health = tier.health();
   add_corrupt(metrics, name, labels, corrupt_records(counters, health));
+  metrics.counter("kvfolio_tier_other_key_records_total",
+                  "Records that the tier was asked for and that another key sealed, or none: "
+                  "each is a miss.",
+                  own, health.of_another_key);
   metrics.gauge("kvfolio_tier_held_bytes",
                 "Host memory that the tier holds: in flight, waiting, or not answered for.", own,
                 static_cast<double>(counters.bytes_held));

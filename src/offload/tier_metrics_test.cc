@@ -72,6 +72,17 @@ TEST(TierMetrics, EachDamagedRecordIsInOneMetricWhoeverFoundIt) {
   EXPECT_THAT(text_of(*offload), HasSubstr("kvfolio_corrupt_records_total{tier=\"host\"} 1\n"));
 }
 
+TEST(TierMetrics, ARecordOfAnotherKeyIsNotADamagedOne) {
+  test::MemoryTier tier;
+  tier.of_another_key = 3;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  test::Cache cache(test::full(40));
+  const auto offload = test::offload_of(cache, tiers);
+  EXPECT_THAT(text_of(*offload),
+              HasSubstr("kvfolio_tier_other_key_records_total{tier=\"memory\"} 3\n"));
+  EXPECT_THAT(text_of(*offload), HasSubstr("kvfolio_corrupt_records_total{tier=\"memory\"} 0\n"));
+}
+
 TEST(TierMetrics, WhatATierWasNeverGivenIsCountedForThatTier) {
   test::MemoryTier off;
   test::MemoryTier failing(1, {.io_error = 1000});

@@ -355,6 +355,7 @@ bool RedisTier::Impl::ready() const noexcept {
 TierHealth RedisTier::Impl::health() const noexcept {
   TierHealth health = health_;
   health.usable = usable();
+  health.of_another_key = counters_.of_another_key;
   return health;
 }
 
@@ -433,6 +434,9 @@ std::string RedisTier::Impl::describe() const {
     if (node.stores_alone) lines += ", stores fail";
     if (!node.error.empty()) lines += "; last error: " + node.error;
     lines += '\n';
+  }
+  if (counters_.of_another_key > 0) {
+    lines += text::concat(counters_.of_another_key, " loads met a record of another key\n");
   }
   return lines;
 }

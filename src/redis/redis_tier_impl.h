@@ -124,7 +124,7 @@ class RedisTier::Impl {
   bool on_ping(Lane& lane, const redis::Reply& reply);
   void refuse(Lane& lane, std::string why);
   bool on_item(Lane& lane, Id id, const redis::Reply& reply);
-  [[nodiscard]] bool is_right(const Item& item, const redis::Reply& reply) const;
+  TierResult verify(const Item& item, const redis::Reply& reply);
   bool on_error(Lane& lane, Id id, std::string_view text);
   bool on_redirect(Lane& lane, Id id, std::string_view text);
 

@@ -47,6 +47,7 @@ class MemoryTier final : public Tier {
   TierLimits says{1 << 30, 64};
   bool usable = true;
   std::uint64_t corrupt_unasked = 0;
+  std::uint64_t of_another_key = 0;
   std::size_t queue_max = ~std::size_t{0};  // items that it has at once
   std::uint64_t broken_limits = 0;
   bool closed = false;
@@ -92,7 +93,7 @@ class MemoryTier final : public Tier {
   }
   [[nodiscard]] int event_fd() const noexcept override { return -1; }
   [[nodiscard]] TierHealth health() const noexcept override {
-    return {.usable = usable, .corrupt_unasked = corrupt_unasked};
+    return {.usable = usable, .corrupt_unasked = corrupt_unasked, .of_another_key = of_another_key};
   }
   Status close(Deadline /*deadline*/) noexcept override {
     closed = true;

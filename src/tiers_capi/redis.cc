@@ -96,7 +96,8 @@ int32_t kvfolio_tier_redis_counters(const kvfolio_tier* tier, kvfolio_redis_tier
                      .connections_lost = counters.connections_lost,
                      .replies_refused = counters.replies_refused,
                      .bytes_sent = counters.bytes_sent,
-                     .bytes_received = counters.bytes_received});
+                     .bytes_received = counters.bytes_received,
+                     .of_another_key = counters.of_another_key});
   return KVFOLIO_OK;
 }
 

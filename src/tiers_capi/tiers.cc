@@ -82,7 +82,8 @@ class CallerTier final : public Tier {
             .stores_ok = health.stores_ok,
             .loads_ok = health.loads_ok,
             .failures = health.failures,
-            .corrupt_unasked = health.corrupt_unasked};
+            .corrupt_unasked = health.corrupt_unasked,
+            .of_another_key = health.of_another_key};
   }
 
   Status close(Deadline deadline) noexcept override {
@@ -181,7 +182,8 @@ kvfolio_disk_stats disk_stats_of(const DiskTierStats& stats) noexcept {
           .dropped = stats.dropped,
           .evicted = stats.evicted,
           .reinserted = stats.reinserted,
-          .scrubbed_bytes = stats.scrubbed_bytes};
+          .scrubbed_bytes = stats.scrubbed_bytes,
+          .of_another_key = stats.of_another_key};
 }
 
 Status give_memory_tier(std::string_view call, ArenaTier tier,
@@ -360,7 +362,8 @@ int32_t kvfolio_tier_get_health(const kvfolio_tier* tier, kvfolio_tier_health* o
                      .stores_ok = health.stores_ok,
                      .loads_ok = health.loads_ok,
                      .failures = health.failures,
-                     .corrupt_unasked = health.corrupt_unasked});
+                     .corrupt_unasked = health.corrupt_unasked,
+                     .of_another_key = health.of_another_key});
   return KVFOLIO_OK;
 }
 

@@ -442,6 +442,11 @@ def test_with_a_key_only_its_owner_finds_what_was_stored(tmp_path, monkeypatch):
     # A prompt that waits for the disk may find here what another one has computed meanwhile.
     result = generate(checkpoint(MODEL), REQUESTS, "--tier", disk)
     assert tokens(result) == expected and result.summary["tier_loads"] == 0
+    assert result.summary["corrupt_records"] == 0 and result.summary["disk"]["of_another_key"] > 0
+    assert "a record is of another key, or of none" in result.stderr and "CORRUPT" not in result.stderr
+    # Nor by that run, which stored everything it computed: it is there for who has the key.
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY_FILE", str(secret))
+    assert computed("--tier", disk) == len(REQUESTS)
 
 
 @pytest.mark.parametrize("name", ["KVFOLIO_RECORD_KEY", "KVFOLIO_ACCEPTED_RECORD_KEY"])

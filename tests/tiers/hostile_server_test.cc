@@ -454,9 +454,14 @@ TEST(HostileRedis, WithAKeyWhoWritesToTheServerGetsNoByteOfHisOwnThrough) {
   const std::uint32_t crc = crc32c(std::as_bytes(std::span(renamed)).first(188));
   std::memcpy(renamed.data() + 188, &crc, 4);
   const TierItem forged = item_of(1, other);
+  // What says that another key sealed it, or none, is taken for that: a miss, and it stays.
+  for (const std::string& value : {value_of(forged, {}), value_of(forged, {.key = theirs})}) {
+    server.lie([&](const std::string&) { return value; });
+    std::vector<std::byte> loaded(data.size());
+    EXPECT_EQ(ask(*tier, TierOp::kLoad, item_of(1, loaded)), TierResult::kMiss);
+  }
+  EXPECT_EQ(tier->counters().of_another_key, 2u);
   const std::string values[] = {
-      value_of(forged, {}),                // without a key
-      value_of(forged, {.key = theirs}),   // with another one
       value_of(forged, {.key = ours}, 1),  // replayed: sealed for another epoch
       moved,                               // another record
       renamed,                             // the same under our name
@@ -475,9 +480,32 @@ TEST(HostileRedis, WithAKeyWhoWritesToTheServerGetsNoByteOfHisOwnThrough) {
   EXPECT_EQ(loaded, data);
   // A reader without the key believes nothing of it, and one that is changing keys does.
   const auto none = keyed_tier(server, {});
-  EXPECT_EQ(ask(*none, TierOp::kLoad, item_of(1, loaded)), TierResult::kCorrupt);
+  EXPECT_EQ(ask(*none, TierOp::kLoad, item_of(1, loaded)), TierResult::kMiss);
   const auto next = keyed_tier(server, {.key = theirs, .accepted_key = ours});
   EXPECT_EQ(ask(*next, TierOp::kLoad, item_of(1, loaded)), TierResult::kOk);
+}
+
+// O12.
+TEST(HostileRedis, ARecordOfAnotherKeyOrOfNoneIsAMissAndStaysForItsOwner) {
+  const std::vector<std::byte> one = secret(1), two = secret(2);
+  const RecordKeyOptions none{}, first{.key = one}, second{.key = two};
+  for (const auto& [writer, reader] :
+       {std::pair(second, first), std::pair(none, first), std::pair(first, none)}) {
+    LyingServer server;
+    const auto owner = keyed_tier(server, writer), other = keyed_tier(server, reader);
+    std::vector<std::byte> data = data_of(1, 30'000), loaded(data.size());
+    ASSERT_EQ(ask(*owner, TierOp::kStore, item_of(1, data)), TierResult::kOk);
+    EXPECT_EQ(ask(*other, TierOp::kLoad, item_of(1, loaded)), TierResult::kMiss);
+    EXPECT_EQ(ask(*other, TierOp::kStore, item_of(1, loaded)), TierResult::kOk);  // SET has NX
+    EXPECT_EQ(ask(*other, TierOp::kLoad, item_of(1, loaded)), TierResult::kMiss);
+    EXPECT_EQ(other->counters().of_another_key, 2u);
+    EXPECT_EQ(other->health().of_another_key, 2u);
+    EXPECT_EQ(other->health().failures, 0u);
+    EXPECT_THAT(other->describe(), HasSubstr("2 loads met a record of another key\n"));
+    EXPECT_EQ(ask(*owner, TierOp::kLoad, item_of(1, loaded)), TierResult::kOk);
+    EXPECT_EQ(loaded, data);
+    EXPECT_EQ(owner->counters().of_another_key, 0u);
+  }
 }
 
 TEST(HostileRedis, AKeyIsInNoMessage) {

@@ -94,6 +94,7 @@ type DiskStats struct {
 	Evicted           uint64 // records that went with their segment
 	Reinserted        uint64 // records that were written again instead
 	ScrubbedBytes     uint64
+	OfAnotherKey      uint64 // loads that met a record of another key, or of none: misses
 }
 
 // DiskStats returns those of a tier on a disk; ErrUnsupported: a tier of another kind.
@@ -121,6 +122,7 @@ func (t *Tier) DiskStats() (DiskStats, error) {
 		Evicted:           uint64(c.evicted),
 		Reinserted:        uint64(c.reinserted),
 		ScrubbedBytes:     uint64(c.scrubbed_bytes),
+		OfAnotherKey:      uint64(c.of_another_key),
 	}, err
 }
 
@@ -231,6 +233,7 @@ type RedisCounters struct {
 	RepliesRefused  uint64 // that did not fit the question
 	BytesSent       uint64
 	BytesReceived   uint64
+	OfAnotherKey    uint64 // loads that met a record of another key, or of none: misses
 }
 
 // RedisCounters returns those of a tier in Redis; ErrUnsupported: a tier of another kind.
@@ -243,5 +246,5 @@ func (t *Tier) RedisCounters() (RedisCounters, error) {
 	err := call(func(e *C.kvfolio_error) C.int32_t { return C.kvfolio_tier_redis_counters(t.c, &c, e) })
 	return RedisCounters{uint64(c.stores_refused), uint64(c.redirects), uint64(c.retries),
 		uint64(c.connections), uint64(c.connections_lost), uint64(c.replies_refused),
-		uint64(c.bytes_sent), uint64(c.bytes_received)}, err
+		uint64(c.bytes_sent), uint64(c.bytes_received), uint64(c.of_another_key)}, err
 }

@@ -83,6 +83,8 @@ type Health struct {
 	Failures uint64 // results other than OK and Miss
 	// Damaged records that it found by itself: no load was answered Corrupt for them.
 	CorruptUnasked uint64
+	// Loads that met a record which another key sealed, or none, and were answered Miss.
+	OfAnotherKey uint64
 }
 
 // Tier is a medium below the cache that keeps records under keys (tier.h). It is given to an Offload,
@@ -325,7 +327,7 @@ func (t *Tier) Health() (Health, error) {
 	out := C.kvfolio_tier_health{struct_size: C.sizeof_kvfolio_tier_health}
 	err := call(func(e *C.kvfolio_error) C.int32_t { return C.kvfolio_tier_get_health(t.c, &out, e) })
 	return Health{err == nil && out.unusable == 0, uint64(out.stores_ok), uint64(out.loads_ok),
-		uint64(out.failures), uint64(out.corrupt_unasked)}, err
+		uint64(out.failures), uint64(out.corrupt_unasked), uint64(out.of_another_key)}, err
 }
 
 // Submit asks for records, and does not wait. It returns a ticket for each item that was accepted: the

@@ -61,7 +61,7 @@ nb::object stats(const DiskObject& disk) {
       "DiskStats",
       nb::make_tuple(s.bytes, s.records, s.segments, s.recovered, s.recovered_by_footer, s.stored,
                      s.stored_bytes, s.loaded, s.loaded_bytes, s.corrupt, s.io_errors, s.no_space,
-                     s.dropped, s.evicted, s.reinserted, s.scrubbed_bytes));
+                     s.dropped, s.evicted, s.reinserted, s.scrubbed_bytes, s.of_another_key));
 }
 
 nb::object check_disk(nb::handle directory, nb::handle key, nb::handle accepted_key, bool erase) {

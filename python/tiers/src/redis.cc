@@ -95,7 +95,7 @@ nb::object counters(const RedisObject& redis) {
   return make_tier_record(
       "RedisCounters",
       nb::make_tuple(c.stores_refused, c.redirects, c.retries, c.connections, c.connections_lost,
-                     c.replies_refused, c.bytes_sent, c.bytes_received));
+                     c.replies_refused, c.bytes_sent, c.bytes_received, c.of_another_key));
 }
 
 // In turns, so that Ctrl-C ends it.

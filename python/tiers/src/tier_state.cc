@@ -250,9 +250,9 @@ nb::object submit(const TierObject& tier, const char* op, nb::handle keys, nb::h
 
 nb::object health(const TierObject& tier) {
   const TierHealth health = tier.state()->call([](Tier& t) { return t.health(); });
-  return make_tier_record("TierHealth",
-                          nb::make_tuple(health.usable, health.stores_ok, health.loads_ok,
-                                         health.failures, health.corrupt_unasked));
+  return make_tier_record(
+      "TierHealth", nb::make_tuple(health.usable, health.stores_ok, health.loads_ok,
+                                   health.failures, health.corrupt_unasked, health.of_another_key));
 }
 
 void add_work(nb::class_<TierObject>& c) {

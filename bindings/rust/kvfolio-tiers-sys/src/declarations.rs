@@ -345,6 +345,7 @@ pub struct kvfolio_tier_health {
     pub loads_ok: u64,
     pub failures: u64,
     pub corrupt_unasked: u64,
+    pub of_another_key: u64,
 }
 
 impl kvfolio_tier_health {
@@ -357,6 +358,7 @@ impl kvfolio_tier_health {
             loads_ok: 0,
             failures: 0,
             corrupt_unasked: 0,
+            of_another_key: 0,
         }
     }
 }
@@ -476,6 +478,7 @@ pub struct kvfolio_disk_stats {
     pub evicted: u64,
     pub reinserted: u64,
     pub scrubbed_bytes: u64,
+    pub of_another_key: u64,
 }
 
 impl kvfolio_disk_stats {
@@ -500,6 +503,7 @@ impl kvfolio_disk_stats {
             evicted: 0,
             reinserted: 0,
             scrubbed_bytes: 0,
+            of_another_key: 0,
         }
     }
 }
@@ -586,6 +590,7 @@ pub struct kvfolio_redis_tier_counters {
     pub replies_refused: u64,
     pub bytes_sent: u64,
     pub bytes_received: u64,
+    pub of_another_key: u64,
 }
 
 impl kvfolio_redis_tier_counters {
@@ -602,6 +607,7 @@ impl kvfolio_redis_tier_counters {
             replies_refused: 0,
             bytes_sent: 0,
             bytes_received: 0,
+            of_another_key: 0,
         }
     }
 }

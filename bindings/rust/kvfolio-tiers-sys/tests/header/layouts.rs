@@ -13,12 +13,12 @@ layouts! {
     kvfolio_record_info: struct_size key_id key layout payload_bytes begin end epoch writer owner;
     kvfolio_tier_item: key data bytes tag;
     kvfolio_tier_done: tag result reserved;
-    kvfolio_tier_health: struct_size unusable stores_ok loads_ok failures corrupt_unasked;
+    kvfolio_tier_health: struct_size unusable stores_ok loads_ok failures corrupt_unasked of_another_key;
     kvfolio_tier_functions: struct_size data_alignment record_bytes_max name context submit poll event_fd health close destroy;
     kvfolio_disk_options: struct_size engine bytes segment_bytes num_threads queue_depth no_direct reserved queued_bytes_max scrub_bytes_per_s items_max open_files_max record_key accepted_record_key;
-    kvfolio_disk_stats: struct_size reserved bytes records segments recovered recovered_by_footer stored stored_bytes loaded loaded_bytes corrupt io_errors no_space dropped evicted reinserted scrubbed_bytes;
+    kvfolio_disk_stats: struct_size reserved bytes records segments recovered recovered_by_footer stored stored_bytes loaded loaded_bytes corrupt io_errors no_space dropped evicted reinserted scrubbed_bytes of_another_key;
     kvfolio_redis_tier_options: struct_size items_max servers user password key_prefix tls_ca_file tls_cert_file tls_key_file tls_server_name tls reserved ttl_ms record_bytes_max bytes_in_flight_max bytes_per_poll connect_timeout_us stall_timeout_us breaker_us_min breaker_us_max record_key accepted_record_key;
-    kvfolio_redis_tier_counters: struct_size reserved stores_refused redirects retries connections connections_lost replies_refused bytes_sent bytes_received;
+    kvfolio_redis_tier_counters: struct_size reserved stores_refused redirects retries connections connections_lost replies_refused bytes_sent bytes_received of_another_key;
     kvfolio_offload_tier: struct_size policy tier store_bytes_max load_bytes_max;
     kvfolio_root_epoch: root epoch;
     kvfolio_offload_options: struct_size reserved arena_bytes bytes_per_poll timeout_us copy_timeout_us load_bytes_per_s prefill_tokens_per_s epoch root_epochs num_root_epochs;

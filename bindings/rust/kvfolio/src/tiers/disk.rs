@@ -91,6 +91,8 @@ of_c! {
         pub reinserted: u64,
         /// Bytes that were read again in the background.
         pub scrubbed_bytes: u64,
+        /// Loads that met a record of another key, or of none: misses.
+        pub of_another_key: u64,
     }
 }
 

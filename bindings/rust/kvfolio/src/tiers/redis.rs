@@ -92,6 +92,8 @@ of_c! {
         pub bytes_sent: u64,
         /// Bytes that came from all servers.
         pub bytes_received: u64,
+        /// Loads that met a record of another key, or of none: misses.
+        pub of_another_key: u64,
     }
 }
 

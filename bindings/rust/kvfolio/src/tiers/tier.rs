@@ -197,11 +197,20 @@ pub struct TierHealth {
     pub failures: u64,
     /// Damaged records that the tier found by itself: no load was answered `Corrupt` for them.
     pub corrupt_unasked: u64,
+    /// Loads that met a record which another key sealed, or none, and were answered `Miss`.
+    pub of_another_key: u64,
 }
 
 impl Default for TierHealth {
     fn default() -> TierHealth {
-        TierHealth { usable: true, stores_ok: 0, loads_ok: 0, failures: 0, corrupt_unasked: 0 }
+        TierHealth {
+            usable: true,
+            stores_ok: 0,
+            loads_ok: 0,
+            failures: 0,
+            corrupt_unasked: 0,
+            of_another_key: 0,
+        }
     }
 }
 
@@ -454,6 +463,7 @@ unsafe extern "C" fn health(context: *mut c_void, out: *mut sys::kvfolio_tier_he
     out.loads_ok = health.loads_ok;
     out.failures = health.failures;
     out.corrupt_unasked = health.corrupt_unasked;
+    out.of_another_key = health.of_another_key;
 }
 
 unsafe extern "C" fn close(context: *mut c_void, deadline_us: u64) -> i32 {
