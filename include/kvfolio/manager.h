@@ -162,10 +162,9 @@ class KVFOLIO_API KVCacheManager {
   // kFailedPrecondition: no step is open, the sequence is in it already or has too many undecided
   // drafts (AppendOptions), run_copies() has run, or (kUnordered) its last step is not complete.
   // kInvalidArgument: token < 0, a draft that is not within 0 .. tokens.size(), over
-  // kMaxSequenceTokens; or the whole prompt again, directly behind a hit of open() or a load that
-  // was finished behind it, or, behind such a load, the prompt from the end of open()'s hit on (64
-  // bits of hash say so). Tokens that begin with the rest of the prompt, and a single token, are
-  // never refused for this.
+  // kMaxSequenceTokens; or, directly behind a hit of open() or a finished load, the whole prompt
+  // again, or what open() had left of it before the load (64 bits of hash say so). Tokens that
+  // begin with the rest of the prompt, and a single token, are never refused for this.
   // kResourceExhausted: max_tokens, table entries.
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
