@@ -78,7 +78,7 @@ void add_tiers(Json& json, const Summary& summary) {
   json["tier_stores_dropped"] = all.stores_dropped;
   json["tier_loads"] = summary.stats.tiers.loads;
   json["tier_misses"] = tier_json(all)["misses"];
-  json["corrupt_records"] = all.corrupt;
+  json["tier_corrupt"] = all.corrupt;
   json["host"] = tier_json(tier_of(summary, "host"));
   json["host"]["bytes"] = summary.stats.host_memory.bytes_published;
   json["host"]["records"] = summary.stats.host_memory.records;

@@ -146,4 +146,4 @@ def test_a_damaged_record_is_in_the_metric_and_in_the_summary(tmp_path):
     text = (tmp_path / "text").read_text()
     assert value(text, "kvfolio_corrupt_records_total", tier="disk") == 1
     assert value(text, "kvfolio_tier_missed_records_total", tier="disk", reason="corrupt") == 1
-    assert again.summary["corrupt_records"] == again.summary["disk"]["corrupt"] == 1
+    assert again.summary["tier_corrupt"] == again.summary["disk"]["corrupt"] == 1

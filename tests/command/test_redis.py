@@ -93,7 +93,7 @@ def test_a_second_process_computes_one_token_of_each_prompt_and_other_models_all
     second = generate(checkpoint(MODEL), REQUESTS, "--tier", server.tier, "--num-blocks", 99)
     assert tokens(alone) == tokens(first) == tokens(second)
     assert second.summary["prefill_tokens_computed"] == len(REQUESTS)
-    assert second.summary["redis"]["loads"] > 0 and second.summary["corrupt_records"] == 0
+    assert second.summary["redis"]["loads"] > 0 and second.summary["tier_corrupt"] == 0
     for model, options in ((checkpoint(MODEL), ["--cache-dtype", "bf16"]),
                            (checkpoint(MODEL, max_positions=256), [])):
         other = generate(model, REQUESTS, "--tier", server.tier, *options)

@@ -158,7 +158,7 @@ def test_a_cold_prompt_comes_back_from_host_memory():
     assert tokens(with_tier) == tokens(without)
     summary = with_tier.summary
     assert summary["tier_loads"] > 0 and summary["tier_stores"] > 0
-    assert summary["corrupt_records"] == 0 and summary["tier_misses"] == {}
+    assert summary["tier_corrupt"] == 0 and summary["tier_misses"] == {}
     assert summary["tier_hits_tokens"] > 0
     assert summary["prefill_tokens_computed"] < without.summary["prefill_tokens_computed"]
 
@@ -217,7 +217,7 @@ def test_another_process_reads_from_the_disk_and_computes_one_token_of_each_prom
     again = generate(checkpoint(MODEL), REQUESTS, *options, "--tier", f"disk:{path},64MiB")
     assert tokens(again) == expected
     assert again.summary["prefill_tokens_computed"] == len(REQUESTS)
-    assert again.summary["disk"]["loads"] > 0 and again.summary["corrupt_records"] == 0
+    assert again.summary["disk"]["loads"] > 0 and again.summary["tier_corrupt"] == 0
 
 
 @pytest.mark.parametrize(("model", "options"), [("tied-f32", ["--cache-dtype", "f16"]),
@@ -284,7 +284,7 @@ def test_a_flipped_byte_on_the_disk_is_found_and_costs_no_token(tmp_path):
     again = generate(checkpoint(MODEL), REQUESTS, "--tier", tier)
     assert tokens(again) == expected
     assert again.summary["tier_misses"] == {"corrupt": 1}
-    assert again.summary["corrupt_records"] == again.summary["disk"]["corrupt"] == 1
+    assert again.summary["tier_corrupt"] == again.summary["disk"]["corrupt"] == 1
     assert check(path).returncode == 0, "the load that found it erased it for good"
     size = int.from_bytes(segment.read_bytes()[4096 + 96:4096 + 104], "little")
     flip(8192 + (size - size % 4096) + 200)  # in the second one
@@ -442,7 +442,7 @@ def test_with_a_key_only_its_owner_finds_what_was_stored(tmp_path, monkeypatch):
     # A prompt that waits for the disk may find here what another one has computed meanwhile.
     result = generate(checkpoint(MODEL), REQUESTS, "--tier", disk)
     assert tokens(result) == expected and result.summary["tier_loads"] == 0
-    assert result.summary["corrupt_records"] == 0 and result.summary["disk"]["of_another_key"] > 0
+    assert result.summary["tier_corrupt"] == 0 and result.summary["disk"]["of_another_key"] > 0
     assert "a record is of another key, or of none" in result.stderr and "CORRUPT" not in result.stderr
     # Nor by that run, which stored everything it computed: it is there for who has the key.
     monkeypatch.setenv("KVFOLIO_RECORD_KEY_FILE", str(secret))
