@@ -38,7 +38,7 @@ def parse_bytes(memory: int | str, name: str = "memory") -> int:
             pass
         value = repr(memory) if isinstance(memory, (bool, float)) else f"of type {type(memory).__name__}"
         raise TypeError(f'{name} is {value}: an int of bytes, or words such as "2GiB", are needed')
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", memory)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", memory)
     if match is None or match.group(2).upper() not in _UNITS:
         raise InvalidArgument(f"{name} is {memory!r}, allowed: a number of bytes, or one with "
                               "KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or TiB (of 1024) behind it")

@@ -565,6 +565,7 @@ def test_bytes_are_an_int_or_text_with_a_unit_wherever_they_are_wanted(tmp_path)
 
 @pytest.mark.parametrize("error, bytes, says", [
     (kv.InvalidArgument, "8 apples", "segment_bytes is '8 apples', allowed: a number of bytes, or one with KB"),
+    (kv.InvalidArgument, "9" * 400, "segment_bytes is '9999"),  # no float has it
     (TypeError, 1.5, "segment_bytes is 1.5: an int of bytes, or words such as"),
     (TypeError, True, "segment_bytes is True: an int of bytes"),
     (TypeError, [1], "segment_bytes is of type list: an int of bytes"),
