@@ -105,7 +105,10 @@ func TestWhatOneEngineComputedAnotherOneFindsInRedis(t *testing.T) {
 	stranger, err := newRedis(t, &other)
 	must(t, err)
 	must(t, stranger.WaitUntilReady(10*time.Second))
-	equal(t, "not believed", count(all(t, stranger, Load, keys, back), Corrupt), 8)
+	equal(t, "not believed", count(all(t, stranger, Load, keys, back), Miss), 8)
+	met, err := stranger.RedisCounters()
+	must(t, err)
+	equal(t, "of another key", met.OfAnotherKey, uint64(8))
 	wrong := *options
 	wrong.Password = "not it"
 	refused, err := newRedis(t, &wrong)

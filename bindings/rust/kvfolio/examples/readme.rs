@@ -16,7 +16,8 @@ fn prefill(cache: &mut Cache, prompt: &[i32]) -> Result<i32> {
     // attend over group.block_table().
     assert_eq!(group.slot_mapping().len(), plan.num_tokens());
     step.finish()?;
-    cache.close(opened.sequence)?; // its blocks stay findable
+    // Its blocks stay findable.
+    cache.close(opened.sequence)?;
     // shown end
     Ok(opened.cached_tokens)
 }
