@@ -95,6 +95,7 @@ TEST(BlockNames, AWayThatIsGoneInPiecesLeadsToTheSameName) {
 TEST(BlockNames, LooksAtTheMediaOfAPathAreSteps) {
   constexpr std::int32_t kTokens = 800;
   std::vector<MediaSpan> media;
+  media.reserve(kTokens);
   for (std::int32_t i = 0; i < kTokens; ++i) {
     media.push_back({.begin = i, .end = i + 1, .content_id = {std::byte{1}}});
   }
