@@ -365,7 +365,7 @@ bool SnapshotReader::add_nodes(const SectionHeader& header, std::uint32_t root, 
     const auto part = tokens.subspan(at, std::min(unit, tokens.size() - at));
     const auto first = begin + static_cast<std::int32_t>(at);
     const auto end = first + static_cast<std::int32_t>(part.size());
-    hash = identity_.next(hash, first, part, spans_within(media, first, end));
+    hash = identity_.next(hash, first, part, media);
     nodes_.push_back({.hash = hash,
                       .before = before,
                       .run = static_cast<std::uint32_t>(runs_.size() - 1),
