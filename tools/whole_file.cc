@@ -97,6 +97,14 @@ void remove_parts_of_the_dead(const fs::path& folder) {
   }
 }
 
+// Errno of a close, or 0: a file system over a network may say only then that a write failed. The
+// file stays open and locked, by its other descriptor: until a part has its name, a run that could
+// lock it would take it for one of the dead.
+int error_of_closing(int file) {
+  const int second = ::fcntl(file, F_DUPFD_CLOEXEC, 0);
+  return second >= 0 && ::close(second) == 0 ? 0 : errno;
+}
+
 }  // namespace
 
 struct WholeFile::State {
@@ -187,10 +195,11 @@ void WholeFile::write(std::string_view bytes) {
 Status WholeFile::finish() {
   State& state = *state_;
   state.flush();
-  if (::close(std::exchange(state.file, -1)) != 0 && state.error == 0) state.error = errno;
+  if (state.error == 0) state.error = error_of_closing(state.file);
   if (state.error == 0 && !state.part.empty()) {
     if (::rename(state.part.c_str(), state.target.c_str()) != 0) state.error = errno;
   }
+  ::close(std::exchange(state.file, -1));
   if (state.error != 0) return failed(state.path, "writing failed", state.error);
   if (!state.part.empty()) forget_unfinished(state.part.c_str());
   state.part.clear();

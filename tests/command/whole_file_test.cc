@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -20,12 +21,18 @@
 #include <utility>
 
 namespace {
-std::function<void()> before_next_lock;  // NOLINT(cert-err58-cpp)
+std::function<void()> before_next_lock;    // NOLINT(cert-err58-cpp)
+std::function<void()> before_next_rename;  // NOLINT(cert-err58-cpp)
 }  // namespace
 
 extern "C" int flock(int file, int operation) noexcept {
   if (before_next_lock) std::exchange(before_next_lock, nullptr)();
   return static_cast<int>(::syscall(SYS_flock, file, operation));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (before_next_rename) std::exchange(before_next_rename, nullptr)();
+  return ::renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
 
 namespace kvfolio::tools {
@@ -42,6 +49,7 @@ class WholeFileTest : public testing::Test {
   }
   ~WholeFileTest() override {
     before_next_lock = nullptr;
+    before_next_rename = nullptr;
     fs::remove_all(folder_);
   }
 
@@ -90,6 +98,19 @@ TEST_F(WholeFileTest, APartThatIsBeingRemovedBeforeItIsLockedIsMadeAgain) {
   ::unlink(taken.c_str());
   ::close(other);
   write_and_expect_it_alone(*std::move(file));
+}
+
+// M7. Its bytes are written, and it has not got its name yet.
+TEST_F(WholeFileTest, APartThatIsAboutToGetItsNameIsNotTakenForDead) {
+  auto file = WholeFile::create(folder_ + "/f");
+  ASSERT_TRUE(file) << file.error();
+  bool renamed = false;
+  before_next_rename = [&] {
+    renamed = true;
+    EXPECT_TRUE(WholeFile::create(folder_ + "/other"));
+  };
+  write_and_expect_it_alone(*std::move(file));
+  EXPECT_TRUE(renamed);
 }
 
 }  // namespace
