@@ -31,6 +31,7 @@
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
+#include "kvfolio/prefetch.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
@@ -160,8 +161,8 @@ class KVFOLIO_API BlockPool {
   // Prefetches what the calls above read and write of a block. Changes nothing.
   void prefetch(BlockId block) const noexcept {
     const Block& of = at(block);  // may lie in two lines
-    __builtin_prefetch(&of, 1);
-    __builtin_prefetch(reinterpret_cast<const std::byte*>(&of + 1) - 1, 1);
+    prefetch_to_write(&of);
+    prefetch_to_write(reinterpret_cast<const std::byte*>(&of + 1) - 1);
   }
 
   // Becomes an equal of `other`. Requires: created with as many blocks.

@@ -1272,6 +1272,7 @@ KVFOLIO_C_API int64_t kvfolio_block_store_describe(const kvfolio_block_store* st
 //  - KVFOLIO_VERSION and the other macros of version.h: #if asks KVFOLIO_ABI_VERSION, a program
 //    kvfolio_version().
 //  - openmp.h: its executor is three lines in a program that uses OpenMP.
+//  - prefetch.h: what a C compiler has of its own, for the headers of C++.
 //  - ThreadPool::num_threads_that_worked(), forget_work(): for tests.
 //  - KVStorage::spec(), TokenStore::options(), BlockStore::spec(): the caller has said them;
 //  kvfolio_get_group() of a

@@ -29,6 +29,7 @@
 #include "kvfolio/metrics.h"
 #include "kvfolio/op_log.h"
 #include "kvfolio/plan_attention.h"
+#include "kvfolio/prefetch.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/root_key.h"
 #include "kvfolio/span_arena.h"

@@ -30,6 +30,7 @@
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
+#include "kvfolio/prefetch.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
 
@@ -83,7 +84,7 @@ class KVFOLIO_API LruOrder {
   [[nodiscard]] BlockId victim_after(GroupId group, BlockId block) const noexcept;
   // Prefetches what forget() reads first.
   void prefetch(GroupId group, BlockId block) const noexcept {
-    __builtin_prefetch(&place_of(group, block), 1);
+    prefetch_to_write(&place_of(group, block));
   }
 
   // Becomes an equal of `other`. Requires: created with as many blocks.

@@ -19,6 +19,7 @@
 
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
+#include "kvfolio/prefetch.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
@@ -60,8 +61,8 @@ class KVFOLIO_API SpanArena {
 
   // Prefetches what release() reads first. Harmless without a span.
   void prefetch(ArenaSpan span) const noexcept {
-    __builtin_prefetch(at(span), 1);
-    __builtin_prefetch(&free_order_[span.offset], 1);
+    prefetch_to_write(at(span));
+    prefetch_to_write(&free_order_[span.offset]);
   }
 
   // Becomes an equal of `other`: a span of `other` names the same words here. Reads and writes what

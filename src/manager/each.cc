@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kvfolio/prefetch.h"
 #include "manager/impl.h"
 #include "manager/op_writer.h"
 
@@ -63,16 +64,16 @@ void KVCacheManager::Impl::prefetch_each(std::span<const SequenceId> ids,
     const std::int32_t row = PackedId::row_of(id.value());
     if (row >= rows_.size()) continue;
     rows[n++] = row;
-    __builtin_prefetch(&rows_[row], 1);
-    __builtin_prefetch(&table(row, 0));
+    prefetch_to_write(&rows_[row]);
+    prefetch_to_read(&table(row, 0));
     victims_.prefetch(row);
   }
   for (std::size_t i = 0; i < n; ++i) {
     const Sequence& s = rows_[rows[i]];
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      __builtin_prefetch(table(rows[i], g).blocks(arena()).data() + block_of(g, s.length));
+      prefetch_to_read(table(rows[i], g).blocks(arena()).data() + block_of(g, s.length));
     }
-    if (s.publishes) __builtin_prefetch(arena().at(s.pending) + (s.length - s.place.position), 1);
+    if (s.publishes) prefetch_to_write(arena().at(s.pending) + (s.length - s.place.position));
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for (std::size_t i = 0; i < n; ++i) {

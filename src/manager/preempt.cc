@@ -93,6 +93,7 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
   for (const std::int32_t then : soon.then) {
     if (then == Victims::kNoRow) break;
     rows_.prefetch(then);
+    victims_.prefetch(then);
     for (std::int32_t g = 0; g < num_groups(); ++g) table(then, g).prefetch(arena());
   }
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kvfolio/prefetch.h"
+
 namespace kvfolio {
 
 void Publisher::find_lost(std::int32_t row) noexcept {
@@ -30,6 +32,7 @@ void Publisher::find_lost(std::int32_t row) noexcept {
 void Publisher::prefetch(std::int32_t row) const noexcept {
   const Sequence& s = rows_[row];
   tree_->prefetch_ends(s.place);
+  prefetch_to_write(&rows_.details(row));  // where find_lost() looks first
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const auto blocks = tables_.of(row, g).blocks(tables_.arena());
     const auto first = static_cast<std::size_t>(group(g).block_of(s.place.position));

@@ -25,6 +25,7 @@
 #include "base/packed_id.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
+#include "kvfolio/prefetch.h"
 #include "kvfolio/status.h"
 #include "manager/sequence.h"
 
@@ -47,9 +48,9 @@ class Rows {
   const SequenceDetails& details(std::int32_t row) const noexcept { return details_[row]; }
   // Asks for all of a sequence ahead of time.
   void prefetch(std::int32_t row) const noexcept {
-    __builtin_prefetch(&rows_[row], 1);
+    prefetch_to_write(&rows_[row]);
     const auto* line = reinterpret_cast<const char*>(&details_[row]);
-    for (std::size_t i = 0; i < sizeof(SequenceDetails); i += 64) __builtin_prefetch(line + i, 1);
+    for (std::size_t i = 0; i < sizeof(SequenceDetails); i += 64) prefetch_to_write(line + i);
   }
   [[nodiscard]] std::int32_t row_of(const Sequence& s) const noexcept {
     return static_cast<std::int32_t>(&s - rows_.data());

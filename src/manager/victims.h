@@ -31,6 +31,7 @@
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/manager_types.h"
+#include "kvfolio/prefetch.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
@@ -72,8 +73,8 @@ class Victims {
     note_change(row);
   }
   void prefetch(std::int32_t row) const noexcept {
-    __builtin_prefetch(&last_[row], 1);
-    __builtin_prefetch(&counts_[row], 1);
+    prefetch_to_write(&last_[row]);
+    prefetch_to_write(&counts_[row]);
   }
   // The last use of the row is undone; before it, the last one was `last_use`.
   void undo_use(std::int32_t row, std::uint64_t last_use) noexcept {

@@ -64,7 +64,7 @@ Status PrefixTree::Impl::check_entry(std::int32_t r, std::int32_t g, std::int32_
   const std::int32_t logical = entries(r, g).first + index;
   const std::int32_t block = blocks(r, g)[index];
   const Where& where = group(g).where[block];
-  const auto end = static_cast<std::int32_t>(where.end);
+  const std::int32_t end = where.end();
   if (where.run != r + 1 || (end - 1) / size != logical || end <= run(r).start ||
       end > run(r).end()) {
     return broken(r, concat("group ", g, " block ", block, " thinks it ends at ", end, " in run ",
@@ -87,9 +87,9 @@ Status PrefixTree::Impl::check_entries(std::int32_t r, std::int32_t g, Counts& c
     KVFOLIO_RETURN_IF_ERROR(check_entry(r, g, i));
     const Where& where = group(g).where[block];
     ++seen.num_live;
-    seen.num_partial += partial(g, static_cast<std::int32_t>(where.end)) ? 1 : 0;
+    seen.num_partial += partial(g, where.end()) ? 1 : 0;
     seen.last_live = i;
-    if (where.idle == 0) continue;
+    if (!where.idle()) continue;
     ++seen.num_idle;
     seen.last_idle = i;
   }
@@ -117,7 +117,7 @@ Status PrefixTree::Impl::check_blocks(std::int32_t g, const Counts& counts) cons
   for (std::size_t b = 0; b < where.size(); ++b) findable += where[b].run != 0 ? 1 : 0;
   for (std::size_t b = 0; b < group(g).read.size(); ++b) {
     if (group(g).read[b] == 0) continue;
-    const bool is_whole = where[b].run != 0 && !partial(g, static_cast<std::int32_t>(where[b].end));
+    const bool is_whole = where[b].run != 0 && !partial(g, where[b].end());
     if (group(g).read[b] > 1 || !is_whole) {
       return broken(kNone, concat("group ", g, " block ", b, " is read by an end and not whole"));
     }

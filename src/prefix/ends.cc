@@ -29,7 +29,7 @@ void PrefixTree::Impl::note_block(std::int32_t g, std::int32_t block) noexcept {
   std::uint8_t& read = group(g).read[block];
   if (read != 0) return;
   read = 1;
-  if (group(g).where[block].idle != 0) log_.candidate(g, block);
+  if (group(g).where[block].idle()) log_.candidate(g, block);
 }
 
 // Those of logical blocks [first, end) that the path to r has whole, the last one first.
@@ -39,8 +39,7 @@ void PrefixTree::Impl::note_blocks(std::int32_t r, std::int32_t g, std::int32_t 
     const std::int32_t block_end = (logical + 1) * block_size(g);
     r = runs_.run_of(r, block_end);
     const std::int32_t block = blocks(r, g)[runs_.index_of(r, g, block_end)];
-    const bool is_whole =
-        block != kNone && static_cast<std::int32_t>(group(g).where[block].end) == block_end;
+    const bool is_whole = block != kNone && group(g).where[block].end() == block_end;
     if (is_whole) note_block(g, block);
   }
 }
@@ -87,7 +86,7 @@ void PrefixTree::Impl::note_read(std::int32_t g, std::span<const std::int32_t> b
   for (const std::int32_t block : blocks) {
     if (block < 0) continue;
     const Where& where = group(g).where[block];
-    if (where.run != 0 && !partial(g, static_cast<std::int32_t>(where.end))) note_block(g, block);
+    if (where.run != 0 && !partial(g, where.end())) note_block(g, block);
   }
 }
 

@@ -34,7 +34,7 @@ inline PrefixTree::Impl::NextOut PrefixTree::Impl::next_out(std::int32_t r,
 
 inline Candidate PrefixTree::Impl::candidate_of(std::int32_t g, std::int32_t block) const noexcept {
   const Where& where = group(g).where[block];
-  if (where.run == 0 || where.idle == 0) return Candidate::kNone;
+  if (where.run == 0 || !where.idle()) return Candidate::kNone;
   if (!group(g).full()) return Candidate::kLeaf;
   const NextOut next = next_out(where.run - 1, g);
   return next.block == block ? next.candidate : Candidate::kNone;
@@ -82,7 +82,7 @@ std::int32_t PrefixTree::Impl::last_idle_at(std::int32_t r, std::int32_t g,
                                             std::int32_t index) const noexcept {
   if (entries(r, g).num_idle == 0) return kNone;
   const std::int32_t* entry = blocks(r, g);
-  while (index >= 0 && (entry[index] == kNone || group(g).where[entry[index]].idle == 0)) --index;
+  while (index >= 0 && (entry[index] == kNone || !group(g).where[entry[index]].idle())) --index;
   return index;
 }
 
@@ -95,9 +95,9 @@ void PrefixTree::Impl::recount(std::int32_t r, std::int32_t g) noexcept {
     if (entry[i] == kNone) continue;
     const Where& where = group(g).where[entry[i]];
     ++of.num_live;
-    of.num_partial += partial(g, static_cast<std::int32_t>(where.end)) ? 1 : 0;
+    of.num_partial += partial(g, where.end()) ? 1 : 0;
     of.last_live = i;
-    if (where.idle == 0) continue;
+    if (!where.idle()) continue;
     ++of.num_idle;
     of.last_idle = i;
   }
@@ -115,8 +115,7 @@ void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t in
   const auto put = [&] {
     entry[index] = block;
     where.run = r + 1;
-    where.end = static_cast<std::uint32_t>(end) & 0x7fffffffu;
-    where.idle = 0;
+    where.set(end, false);
     log_.hung(g, block);
     ++of.num_live;
     of.num_partial += partial(g, end) ? 1 : 0;
@@ -135,12 +134,12 @@ void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t in
 void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   Where& where = group(g).where[block];
   const std::int32_t r = where.run - 1;
-  const auto end = static_cast<std::int32_t>(where.end);
+  const std::int32_t end = where.end();
   RunEntries& of = entries(r, g);
   std::int32_t* entry = blocks(r, g);
   const std::int32_t index = runs_.index_of(r, g, end);
   KVFOLIO_CHECK(entry[index] == block);
-  const bool idle = where.idle != 0;
+  const bool idle = where.idle();
   if (!group(g).full()) {
     if (idle) log_.candidate(g, block);
     group(g).read[block] = 0;
@@ -170,20 +169,20 @@ void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks
     KVFOLIO_CHECK(r >= 0);
     const Change change = begin_change(r, g);
     std::int32_t changed = 0;
-    std::uint32_t end = 0;  // of those that change
+    std::int32_t end = 0;  // of those that change
     for (; i < blocks.size() && where[blocks[i]].run == r + 1; ++i) {
       Where& at = where[blocks[i]];
-      if ((at.idle != 0) == idle) continue;
-      at.idle = idle ? 1 : 0;
+      if (at.idle() == idle) continue;
+      at.set(at.end(), idle);
       ++changed;
-      end = std::max<std::uint32_t>(end, at.end);
+      end = std::max(end, at.end());
       if (!group(g).full()) log_.candidate(g, blocks[i]);
     }
     if (changed == 0) continue;
     RunEntries& of = entries(r, g);
     of.num_idle += idle ? changed : -changed;
     group(g).num_idle += idle ? changed : -changed;
-    const std::int32_t index = runs_.index_of(r, g, static_cast<std::int32_t>(end));
+    const std::int32_t index = runs_.index_of(r, g, end);
     if (idle) {
       of.last_idle = std::max(of.last_idle, index);
     } else if (index == of.last_idle) {
@@ -222,7 +221,7 @@ void PrefixTree::Impl::unhang(std::int32_t g, std::int32_t block) noexcept {
   const std::int32_t r = where.run - 1;
   ++run(r).places;  // stays while we are below it
   if (group(g).full()) {
-    const std::int32_t begin = group(g).size.begin_of(static_cast<std::int32_t>(where.end) - 1);
+    const std::int32_t begin = group(g).size.begin_of(where.end() - 1);
     bool live_below = false;
     for (std::int32_t h = 0; h < num_groups_; ++h) live_below |= entries(r, h).live_kids > 0;
     if (live_below) forget_below(r, begin, g, block);

@@ -34,7 +34,7 @@ void PrefixTree::Impl::forget_run(std::int32_t r, std::int32_t end) noexcept {
     for (std::int32_t i = entries(r, g).last_live; i >= 0; --i) {
       const std::int32_t block = blocks(r, g)[i];
       if (block == kNone) continue;
-      if (static_cast<std::int32_t>(group(g).where[block].end) < end) break;
+      if (group(g).where[block].end() < end) break;
       unhang_entry(g, block);
     }
   }

@@ -24,6 +24,7 @@
 
 #include "base/joint_hit.h"
 #include "base/mutants.h"
+#include "kvfolio/prefetch.h"
 #include "prefix/tree.h"
 
 namespace kvfolio {
@@ -61,15 +62,15 @@ void PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int3
   const auto runs = std::span(names).first(static_cast<std::size_t>(ahead.num_runs));
   for (const std::int32_t r : runs) {
     if (runs_.is_root(r)) continue;  // of an equal hash; its tokens are a key, which lies elsewhere
-    __builtin_prefetch(runs_.tokens(r));
-    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(blocks(r, g));
+    prefetch_to_read(runs_.tokens(r));
+    for (std::int32_t g = 0; g < num_groups_; ++g) prefetch_to_read(blocks(r, g));
   }
   for (const std::int32_t r : runs) {
     for (std::int32_t g = 0; g < num_groups_; ++g) {
       const RunEntries& of = entries(r, g);
       if (of.whole()) continue;
       const std::int32_t block = blocks(r, g)[0];
-      if (block != kNone) __builtin_prefetch(&group(g).where[block]);
+      if (block != kNone) prefetch_to_read(&group(g).where[block]);
     }
   }
 }
@@ -215,8 +216,7 @@ PrefixTree::Impl::Cover PrefixTree::Impl::cover(const Path& path, std::int32_t g
     if (index < 0 || index >= of.count) return;
     const std::int32_t block = blocks(r, g)[index];
     if (block == kNone) return;
-    const std::int32_t reach =
-        std::min(static_cast<std::int32_t>(group(g).where[block].end), path.matched);
+    const std::int32_t reach = std::min(group(g).where[block].end(), path.matched);
     if (reach > best.end) best = {reach, block};
   };
   while (run(from).start >= end) from = run(from).parent;
@@ -244,8 +244,7 @@ void PrefixTree::Impl::Lookup::add_to_front(std::int32_t g, std::int32_t r,
   const std::int32_t* entry = tree_.blocks(r, g);
   for (; front.num_whole - of.first < of.count; ++front.num_whole) {
     const std::int32_t block = entry[front.num_whole - of.first];
-    if (block == kNone ||
-        tree_.partial(g, static_cast<std::int32_t>(tree_.group(g).where[block].end))) {
+    if (block == kNone || tree_.partial(g, tree_.group(g).where[block].end())) {
       // A block that ends beyond this run may be kept further down.
       front.has_gap = (front.num_whole + 1) * size <= tree_.run(r).end();
       return;
@@ -440,7 +439,7 @@ void PrefixTree::Impl::fill_full(const Path& path, std::int32_t g, std::int32_t 
   }
   if (end * block_size(g) < held) return;
   std::int32_t& last = out.back();
-  if (last == kNone || static_cast<std::int32_t>(group(g).where[last].end) < held) {
+  if (last == kNone || group(g).where[last].end() < held) {
     std::int32_t from = path.last;
     last = cover(path, g, end - 1, from).block;
   }

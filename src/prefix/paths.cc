@@ -16,7 +16,7 @@ std::int32_t PrefixTree::Impl::root_of(std::int32_t r) const noexcept {
 
 std::int32_t PrefixTree::Impl::block_at(const Where& where, std::int32_t of,
                                         std::int32_t end) const noexcept {
-  KVFOLIO_CHECK(where.run != 0 && end > 0 && end <= static_cast<std::int32_t>(where.end));
+  KVFOLIO_CHECK(where.run != 0 && end > 0 && end <= where.end());
   return whole_block_at(where.run - 1, of, end);
 }
 
@@ -25,7 +25,7 @@ std::int32_t PrefixTree::Impl::block_at(const Where& where, std::int32_t of,
 std::int32_t PrefixTree::Impl::copy_media(const Where& where,
                                           std::span<MediaSpan> out) const noexcept {
   KVFOLIO_CHECK(where.run != 0);
-  const auto end = static_cast<std::int32_t>(where.end);
+  const std::int32_t end = where.end();
   std::int32_t total = 0;
   for (std::int32_t r = where.run - 1; !runs_.is_root(r); r = run(r).parent) {
     total += media_.copy_begins(run(r).extents, end, {});
@@ -52,8 +52,7 @@ std::int32_t PrefixTree::root_of(const Place& place) const noexcept {
 void PrefixTree::copy_tokens(GroupId group, BlockId block, std::int32_t begin,
                              std::span<std::int32_t> out) const noexcept {
   const Impl::Where& where = impl_->where(group, block);
-  KVFOLIO_CHECK(where.run != 0 && begin + static_cast<std::int32_t>(out.size()) <=
-                                      static_cast<std::int32_t>(where.end));
+  KVFOLIO_CHECK(where.run != 0 && begin + static_cast<std::int32_t>(out.size()) <= where.end());
   impl_->runs_.copy_tokens(where.run - 1, begin, out);
 }
 std::int32_t PrefixTree::copy_media(GroupId group, BlockId block,

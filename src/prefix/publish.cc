@@ -35,7 +35,7 @@ std::int32_t PrefixTree::Impl::whole_block_at(std::int32_t r, std::int32_t g,
   r = runs_.run_of(r, end);
   const std::int32_t block = blocks(r, g)[runs_.index_of(r, g, end)];
   if (block == kNone || entries(r, g).num_partial == 0) return block;
-  return static_cast<std::int32_t>(group(g).where[block].end) == end ? block : kNone;
+  return group(g).where[block].end() == end ? block : kNone;
 }
 
 // Hangs a block that holds positions up to `end` of the path, where the tree has none or one that
@@ -44,15 +44,15 @@ bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t bloc
                                std::int32_t logical, std::int32_t end,
                                Published& published) noexcept {
   const FixedArray<Where>& where = group(g).where;
-  const auto reach = [&](std::int32_t b) { return static_cast<std::int32_t>(where[b].end); };
-  KVFOLIO_DCHECK(where[block].idle == 0);
+  const auto reach = [&](std::int32_t b) { return where[b].end(); };
+  KVFOLIO_DCHECK(!where[block].idle());
   if (where[block].run != 0 && reach(block) >= end) return true;
   const std::int32_t there = blocks(r, g)[logical - entries(r, g).first];
   if (there != kNone && reach(there) > end) return true;
   if (partial(g, end) && covered_below(r, g, logical)) return true;
   if (there != kNone && reach(there) == end) {
     if (mutant(Mutant::kCachedTwinKeepsEntry)) return true;
-    if (where[there].idle == 0) {
+    if (!where[there].idle()) {
       log_.kept(g, there, block);
       return false;
     }
@@ -65,7 +65,7 @@ bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t bloc
 void PrefixTree::Impl::hang_over(std::int32_t r, std::int32_t g, std::int32_t block,
                                  std::int32_t logical, std::int32_t end) noexcept {
   const FixedArray<Where>& where = group(g).where;
-  const auto reach = [&](std::int32_t b) { return static_cast<std::int32_t>(where[b].end); };
+  const auto reach = [&](std::int32_t b) { return where[b].end(); };
   bool read = false;
   const auto give_way = [&](std::int32_t other) {
     read = read || group(g).is_read(other);
@@ -99,9 +99,9 @@ void PrefixTree::Impl::hang_over(std::int32_t r, std::int32_t g, std::int32_t bl
 
 void PrefixTree::Impl::replace(std::int32_t g, std::int32_t block, std::int32_t by) noexcept {
   const Where& where = group(g).where[block];
-  KVFOLIO_CHECK(where.run != 0 && where.idle == 0);
-  const auto end = static_cast<std::int32_t>(where.end);
-  KVFOLIO_CHECK(static_cast<std::int32_t>(group(g).where[by].end) < end);
+  KVFOLIO_CHECK(where.run != 0 && !where.idle());
+  const std::int32_t end = where.end();
+  KVFOLIO_CHECK(group(g).where[by].end() < end);
   hang_over(where.run - 1, g, by, group(g).size.block_of(end - 1), end);
 }
 
@@ -116,8 +116,7 @@ std::int32_t PrefixTree::Impl::first_gap(std::int32_t r, std::int32_t g,
   if (first > 0 && missing(first * size)) return first;
   for (std::int32_t logical = first; logical + 1 < covered; ++logical) {
     const std::int32_t block = table[static_cast<std::size_t>(logical)];
-    const bool hangs_here = block != kNone && static_cast<std::int32_t>(group(g).where[block].end) <
-                                                  (logical + 1) * size;
+    const bool hangs_here = block != kNone && group(g).where[block].end() < (logical + 1) * size;
     if (!hangs_here && missing((logical + 1) * size)) return logical + 1;
   }
   return covered;
@@ -149,7 +148,7 @@ void PrefixTree::Impl::hang_range(std::int32_t r, std::int32_t g, std::int32_t a
     }
     if (logical < gap && !hang_at(r, g, block, logical, end, published)) continue;
     published.has_gap |= logical >= gap;
-    if (static_cast<std::int32_t>(group(g).where[block].end) < end) {
+    if (group(g).where[block].end() < end) {
       published.missed_from = std::min(published.missed_from, logical * size);
       published.missed_to = std::max(published.missed_to, end);
     }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/text.h"
+#include "kvfolio/prefetch.h"
 
 namespace kvfolio {
 
@@ -177,17 +178,17 @@ void RunStore::copy_tokens(std::int32_t r, std::int32_t begin,
 }
 
 void RunStore::prefetch(std::int32_t r) const noexcept {
-  __builtin_prefetch(&run(r));
+  prefetch_to_read(&run(r));
   for (std::int32_t g = 0; g < num_groups_; ++g) {  // these may lie on two lines
-    __builtin_prefetch(&entries(r, g));
-    __builtin_prefetch(&entries(r, g).idle_kids);
+    prefetch_to_read(&entries(r, g));
+    prefetch_to_read(&entries(r, g).idle_kids);
   }
 }
 
 void RunStore::prefetch_ends(std::int32_t r) const noexcept {
-  __builtin_prefetch(tokens(r) + run(r).length, 1);
+  prefetch_to_write(tokens(r) + run(r).length);
   for (std::int32_t g = 0; g < num_groups_; ++g) {
-    __builtin_prefetch(blocks(r, g) + entries(r, g).count, 1);
+    prefetch_to_write(blocks(r, g) + entries(r, g).count);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kvfolio/fixed_array.h"
+#include "kvfolio/prefetch.h"
 
 namespace kvfolio {
 
@@ -48,7 +49,7 @@ class RunTable {
   }
 
   // Asks for the memory that find() reads first.
-  void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&cells_[home(hash)]); }
+  void prefetch(std::uint32_t hash) const noexcept { prefetch_to_read(&cells_[home(hash)]); }
 
   // The first run of this hash for which `is_it` says so, or kNone.
   template <typename IsIt>

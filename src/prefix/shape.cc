@@ -88,7 +88,7 @@ void PrefixTree::Impl::split_entries(std::int32_t lower, std::int32_t upper,
   for (std::int32_t i = 0; i < high.count; ++i) {
     const std::int32_t block = from[i];
     if (block == kNone) continue;
-    const bool ends_below = static_cast<std::int32_t>(where[block].end) > run(lower).start;
+    const bool ends_below = where[block].end() > run(lower).start;
     if (ends_below && !mutant(Mutant::kSplitMovesEntryToWrongSide)) continue;
     to[i] = block;
     where[block].run = upper + 1;
@@ -118,7 +118,7 @@ std::int32_t PrefixTree::Impl::end_of_entries(std::int32_t r) const noexcept {
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     const std::int32_t last = entries(r, g).last_live;
     if (last == kNone) continue;
-    end = std::max(end, static_cast<std::int32_t>(group(g).where[blocks(r, g)[last]].end));
+    end = std::max(end, group(g).where[blocks(r, g)[last]].end());
   }
   return end;
 }

@@ -80,8 +80,8 @@ void PrefixTree::Impl::put_run(StateWriter& out, std::int32_t r) const {
       const std::int32_t block = blocks(r, g)[i];
       out.put(out.name_of(g, block));
       if (block < 0) continue;
-      out.put(where(GroupId(g), BlockId(block)).end);
-      out.put(where(GroupId(g), BlockId(block)).idle);
+      out.put(where(GroupId(g), BlockId(block)).end());
+      out.put(where(GroupId(g), BlockId(block)).idle());
       const Group& group = groups_[static_cast<std::size_t>(g)];
       if (!group.rule.keeps_all()) out.put(group.is_read(block));
     }

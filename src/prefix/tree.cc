@@ -10,6 +10,7 @@
 
 #include "base/hash.h"
 #include "base/text.h"
+#include "kvfolio/prefetch.h"
 
 namespace kvfolio {
 
@@ -187,7 +188,7 @@ void PrefixTree::Impl::prefetch_eviction(std::int32_t g, std::int32_t block,
                                          int step) const noexcept {
   const Where& where = group(g).where[block];
   if (step == 0) {
-    __builtin_prefetch(&where, 1);
+    prefetch_to_write(&where);
     return;
   }
   const std::int32_t r = where.run - 1;
@@ -198,12 +199,12 @@ void PrefixTree::Impl::prefetch_eviction(std::int32_t g, std::int32_t block,
     return;
   }
   const RunEntries& of = entries(r, g);
-  __builtin_prefetch(blocks(r, g) + runs_.index_of(r, g, static_cast<std::int32_t>(where.end)), 1);
+  prefetch_to_write(blocks(r, g) + runs_.index_of(r, g, where.end()));
   if (of.num_live > 1) return;
   // The run may vanish, out of the table, from between its siblings, and with its memory.
   if (at.hashed != 0) children_.prefetch(at.hash);
   for (const std::int32_t beside : {at.parent, at.up, at.left, at.right}) {
-    if (beside != kNone) __builtin_prefetch(&run(beside), 1);
+    if (beside != kNone) prefetch_to_write(&run(beside));
   }
   runs_.prefetch_spans(r, g);
 }
@@ -272,7 +273,7 @@ void PrefixTree::prefetch(GroupId group, std::span<const std::int32_t> blocks) c
   const Impl::Group& of = impl_->groups_[static_cast<std::size_t>(group.value())];
   for (const std::int32_t block : blocks) {
     if (block < 0) continue;
-    __builtin_prefetch(&of.where[block], 1);
+    prefetch_to_write(&of.where[block]);
   }
 }
 
@@ -292,7 +293,7 @@ BlockId PrefixTree::entry_at(const Place& place, GroupId group,
 
 std::int32_t PrefixTree::findable_end(GroupId group, BlockId block) const noexcept {
   const Impl::Where& where = impl_->where(group, block);
-  return where.run == 0 ? 0 : static_cast<std::int32_t>(where.end);
+  return where.run == 0 ? 0 : where.end();
 }
 void PrefixTree::findable_ends(GroupId group, std::span<const std::int32_t> blocks,
                                std::span<std::int32_t> ends) const noexcept {
@@ -300,7 +301,7 @@ void PrefixTree::findable_ends(GroupId group, std::span<const std::int32_t> bloc
   KVFOLIO_DCHECK(ends.size() == blocks.size());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     // An entry that is none has no end either.
-    ends[i] = blocks[i] < 0 ? 0 : static_cast<std::int32_t>(where[blocks[i]].end);
+    ends[i] = blocks[i] < 0 ? 0 : where[blocks[i]].end();
   }
 }
 void PrefixTree::set_idle(GroupId group, std::span<const std::int32_t> blocks) noexcept {
@@ -329,7 +330,7 @@ bool PrefixTree::begins_with(GroupId group, BlockId block, std::int32_t root,
                              std::span<const std::int32_t> tokens,
                              std::span<const MediaSpan> media) const noexcept {
   const Impl::Where& where = impl_->where(group, block);
-  return tokens.size() <= where.end && where.run != 0 &&
+  return tokens.size() <= static_cast<std::size_t>(where.end()) && where.run != 0 &&
          impl_->begins_with(where.run - 1, root, tokens, media);
 }
 std::int32_t PrefixTree::next_root(std::int32_t after) const noexcept {

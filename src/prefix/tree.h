@@ -45,10 +45,26 @@ class PrefixTree::Impl {
  public:
   static constexpr std::int32_t kNone = -1;
 
-  struct Where {
-    std::int32_t run;        // + 1; 0: not findable
-    std::uint32_t end : 31;  // position
-    std::uint32_t idle : 1;
+  // Where the entry of a block is. Two members share a word that is read and written whole: a bit
+  // field is written as a byte, and a load of the word soon after waits until that store and all
+  // before it are in the cache.
+  class Where {
+   public:
+    std::int32_t run = 0;  // + 1; 0: not findable
+
+    [[nodiscard]] std::int32_t end() const noexcept {  // a position
+      return static_cast<std::int32_t>(word_ & kEnd);
+    }
+    [[nodiscard]] bool idle() const noexcept { return (word_ & kIdle) != 0; }
+    void set(std::int32_t end, bool idle) noexcept {
+      word_ = static_cast<std::uint32_t>(end) | (idle ? kIdle : 0u);
+    }
+
+   private:
+    static constexpr std::uint32_t kEnd = 0x7fffffffu;
+    static constexpr std::uint32_t kIdle = ~kEnd;
+
+    std::uint32_t word_ = 0;
   };
 
   struct Group {
