@@ -23,6 +23,7 @@ function(kvfolio_add_layer name)
       VISIBILITY_INLINES_HIDDEN ON)
     # No contraction to fused multiply-add: a sum has the same bits whoever computes it.
     target_compile_options(${target} PRIVATE -fno-exceptions -fno-rtti -ffp-contract=off)
+    kvfolio_optimise_sanitized(${target})
     target_link_libraries(${target} PRIVATE kvfolio_options kvfolio_internal PUBLIC ${arg_LIBS})
     kvfolio_compile_together(${target})
     set_property(GLOBAL APPEND PROPERTY KVFOLIO_LAYERS_OF_${arg_LIBRARY} ${target})

@@ -1,28 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 include_guard(GLOBAL)
 #   kvfolio_add_test(<name> SOURCES a_test.cc ... [LIBS ...] [INCLUDE folder] [LABELS ...]
-#                    [TIMEOUT seconds] [NO_MAIN] [THREADS])
+#                    [TIMEOUT seconds] [NO_MAIN] [THREADS] [RUNS_LONG])
 #
 # TIMEOUT is ten times what the slowest test took on the slowest machine seen, and 600 s at most: a test that
 # needs more does too much for one entry.
 #
 # Adds the executable <name> (GoogleTest, with gtest_main unless NO_MAIN) and a ctest entry for each
 # of its tests, named Suite.Test. In a layer's directory it links that layer and those below it;
-# elsewhere the library kvfolio. LIBS adds to that. Label "slow": left out of the sanitizer runs.
+# elsewhere the library kvfolio. LIBS adds to that. Label "slow": under the sanitizers at night only.
 # What may take longer (TIMEOUT) starts earlier (COST), so that no core waits at the end.
-# THREADS: it runs more than one; only such tests are built under the thread sanitizer. Does nothing
-# where tests are not built.
+# THREADS: it runs more than one; only such tests are built under the thread sanitizer. RUNS_LONG: most
+# of its time is spent in its own sources (a naive model, an exploration), so they are optimised where
+# little else is. Does nothing where tests are not built.
 if(KVFOLIO_BUILD_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)
 endif()
 
-#   kvfolio_compile_soon(<target>)
+#   kvfolio_compile_soon(<target> [RUNS_LONG])
 #
 # For what only tests run: optimising takes half of the time of such a source. What is tested keeps its flags,
-# and a test that computes a lot itself asks for more (COMPILE_OPTIONS of its source).
+# and a test that computes a lot itself asks for more (COMPILE_OPTIONS of its source). clang's -Og is its -O1, and under
+# its sanitizers it takes a quarter of the time without any; RUNS_LONG: not where many tests spend their time.
 function(kvfolio_compile_soon target)
-  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-Og>)
+  set(level -Og)
+  if(kvfolio_clang_sanitizes AND NOT "RUNS_LONG" IN_LIST ARGN)
+    set(level -O0)
+  endif()
+  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:${level}>)
 endfunction()
 
 #   kvfolio_read_headers_once(<target>)
@@ -67,7 +73,7 @@ function(kvfolio_add_test name)
   if(NOT KVFOLIO_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN;THREADS" "INCLUDE;TIMEOUT" "SOURCES;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN;THREADS;RUNS_LONG" "INCLUDE;TIMEOUT" "SOURCES;LIBS;LABELS")
   if(KVFOLIO_SANITIZE MATCHES "thread" AND NOT arg_THREADS)
     return()
   endif()
@@ -94,8 +100,12 @@ function(kvfolio_add_test name)
   endif()
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  kvfolio_compile_soon(${name})
-  kvfolio_read_headers_once(${name})
+  if(arg_RUNS_LONG AND kvfolio_clang_sanitizes)
+    kvfolio_compile_soon(${name} RUNS_LONG)
+  else()
+    kvfolio_compile_soon(${name})
+    kvfolio_read_headers_once(${name})
+  endif()
   gtest_discover_tests(${name}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     DISCOVERY_TIMEOUT 60

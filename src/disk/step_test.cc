@@ -12,7 +12,9 @@
 namespace kvfolio::disk {
 namespace {
 
-IoStep read_of(int file, std::byte* memory, std::int64_t first, std::int64_t second) {
+std::byte memory[3 * kPiece];
+
+IoStep read_of(int file, std::int64_t first, std::int64_t second) {
   IoStep step;
   step.kind = IoStep::Kind::kRead;
   step.file = file;
@@ -23,8 +25,7 @@ IoStep read_of(int file, std::byte* memory, std::int64_t first, std::int64_t sec
 
 TEST(StepRun, AsksForTheRestFromAWholePiece) {
   SimDisk disk;
-  std::byte* memory = nullptr;
-  StepRun run(read_of(1, memory, 2 * kPiece, kPiece));
+  StepRun run(read_of(1, 2 * kPiece, kPiece));
   EXPECT_FALSE(run.take(kPiece + 100, disk));  // a piece counts, what is behind it does not
   EXPECT_EQ(run.rest().offset, kPiece);
   EXPECT_EQ(run.rest().num_parts, 2);
@@ -37,7 +38,7 @@ TEST(StepRun, AsksForTheRestFromAWholePiece) {
 
 TEST(StepRun, NothingAtAllIsAnError) {
   SimDisk disk;
-  StepRun run(read_of(1, nullptr, kPiece, 0));
+  StepRun run(read_of(1, kPiece, 0));
   EXPECT_TRUE(run.take(0, disk));
   EXPECT_EQ(run.result(), -EIO);
 }
@@ -45,7 +46,7 @@ TEST(StepRun, NothingAtAllIsAnError) {
 TEST(StepRun, InterruptionsAreBounded) {
   SimDisk disk;
   for (const std::int64_t answer : {std::int64_t{-EINTR}, std::int64_t{-EAGAIN}, std::int64_t{7}}) {
-    StepRun run(read_of(1, nullptr, kPiece, 0));
+    StepRun run(read_of(1, kPiece, 0));
     int times = 1;
     while (!run.take(answer, disk)) ++times;
     EXPECT_GT(times, 10);
@@ -58,7 +59,7 @@ TEST(StepRun, GivesUpDirectIoOnce) {
   SimDisk disk;
   ASSERT_EQ(disk.make_directory("/d"), 0);
   const int file = disk.open(disk.open_directory("/d"), "f", O_RDWR | O_CREAT | O_DIRECT);
-  StepRun run(read_of(file, nullptr, kPiece, 0));
+  StepRun run(read_of(file, kPiece, 0));
   EXPECT_FALSE(run.take(-EINVAL, disk));
   EXPECT_TRUE(run.fell_back());
   EXPECT_TRUE(run.take(-EINVAL, disk));

@@ -235,6 +235,7 @@ TEST_F(DiskErase, WhatIsBeingMovedIsErasedToo) {
   std::size_t moved = 0;
   for (std::uint64_t seed = 1; seed < 240; ++seed) {
     std::mt19937_64 random(seed);
+    bool moves = false;  // until the store has ended
     SimStore one;
     one.seed = seed;
     one.options.bytes = 400 << 10;
@@ -245,7 +246,6 @@ TEST_F(DiskErase, WhatIsBeingMovedIsErasedToo) {
       EXPECT_EQ(asks.load(i), TierResult::kOk);
     }
     asks.settle();
-    bool moves = false;
     one.disk->on_call = [&](const SimDisk::Call& call) {
       moves = moves || std::string(call.name) == "readv";  // there are no loads
       return SimDisk::Fault{};

@@ -32,7 +32,7 @@ class Bytes {
     const std::int64_t bytes = std::int64_t{group.num_blocks} * group.block_size * 4;
     BorrowedGroup lent;
     lent.k = reinterpret_cast<std::byte*>(memory_.data());
-    lent.v = reinterpret_cast<std::byte*>(memory_.data()) + bytes;
+    lent.v = borrowed ? lent.k + bytes : nullptr;
     lent.k_bytes = lent.v_bytes = bytes;
     lent.k_strides.token = 4;
     lent.k_strides.block = 16;

@@ -10,6 +10,13 @@ namespace {
 
 std::atomic<std::uint64_t> heap_calls{0};
 
+}  // namespace
+
+// clang's thread sanitizer has operators of its own, and lets nothing replace them: there no call
+// is counted.
+#if KVFOLIO_TEST_COUNTS_HEAP_CALLS
+namespace {
+
 void* counted_or_null(std::size_t bytes, std::size_t alignment) noexcept {
   heap_calls.fetch_add(1, std::memory_order_relaxed);
   const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
@@ -68,6 +75,8 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 [[gnu::noinline]] void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
   std::free(memory);
 }
+
+#endif
 
 #ifndef KVFOLIO_TEST_SANITIZED
 // NOLINTNEXTLINE(bugprone-reserved-identifier): glibc's own name for the calloc that is replaced.

@@ -44,8 +44,10 @@ struct PaddedArgs {
   unsigned long long* fault = nullptr;  // may be null
 };
 
-// The node of an empty item: no sequence is so long, so no tile of it is seen.
-inline constexpr std::int32_t kNoNode = (1 << 21) - 1;
+// The node of an empty item: no sequence is so long, so no tile of it is seen. Not the last one of
+// an int32_t, whose end, which the kernels compute as first + kTileTokens - 1, overflows on its
+// way.
+inline constexpr std::int32_t kNoNode = (1 << 21) - 2;
 // The first row of an empty group: no sequence has it, so the merge leaves it alone.
 inline constexpr std::int32_t kNoRows = 1 << 30;
 

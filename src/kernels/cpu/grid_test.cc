@@ -43,11 +43,6 @@ TargetKernels modelled_avx512_bf16_kernels() noexcept;
 #endif
 namespace {
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define KVFOLIO_SLOW_BUILD
-#endif
-#endif
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
 #define KVFOLIO_SLOW_BUILD
 #endif
