@@ -70,9 +70,9 @@ class Pool:
 
     ``durable=True``: prompts have names that another process understands, so save() writes them to a file, and
     Pool.restore() brings them back; ``tiers`` (a ``kvfolio.tiers.DiskTier``, say) are asked for what the
-    pool does not have, and get what it computes, through ``arena`` bytes of memory; ``epochs`` is what
-    ``pool.offload.epochs()`` said last, where prompts were cleared. It needs the package
-    kvfolio-tiers, the model itself, and a CPU. ``weights``: the revision of the model's weights as they are
+    pool does not have, for ``tier_timeout`` seconds beside the time that bytes take, and get what it computes, through
+    ``arena`` bytes of memory; ``epochs`` is what ``pool.offload.epochs()`` said last, where prompts were cleared. It
+    needs the package kvfolio-tiers, the model itself, and a CPU. ``weights``: the revision of the model's weights as they are
     now; None: a digest of all of them, which is computed.
 
     Raises UnsupportedModel, which names the layer that no block can hold; ValueError for a word or a number that
@@ -94,12 +94,15 @@ class Pool:
         weights: str | None = None,
         tiers: Sequence[Tier | OffloadTier] = (),
         arena: int | str = "64MiB",
+        tier_timeout: float = 2.0,
         epochs: NameEpochs | None = None,
     ) -> None:
         if data_plane not in ("auto", "torch"):
             raise ValueError(f'data_plane is {data_plane!r}; "auto" and "torch" are known')
         if dtype is not None and dtype not in DTYPES.values():
             raise ValueError(f"dtype is {dtype!r}; one of {', '.join(DTYPES.values())} is allowed")
+        if not 0 <= tier_timeout < 1e6:
+            raise ValueError(f"tier_timeout is {tier_timeout}; seconds are meant, from 0 to a million")
         durable = durable or bool(tiers)
         if durable:
             _check_durable(model, data_plane)
@@ -193,8 +196,8 @@ class Pool:
             assert self.names is not None
             self._unchecked = Unchecked(self.names)
             self._offload = tiers_module().Offload(
-                self.manager, self._identity(), arena_bytes=parse_bytes(arena, "arena"), tiers=list(tiers), epochs=epochs,
-                hold_stores=True)
+                self.manager, self._identity(), arena_bytes=parse_bytes(arena, "arena"), tiers=list(tiers),
+                timeout=tier_timeout, epochs=epochs, hold_stores=True)
 
     def _lay_out(self, model: torch.nn.Module, weights: str | None) -> None:
         """All layers at once, as a file and a tier need it."""

@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import pathlib
+import socket
 import stat
 import subprocess
 import sys
@@ -577,6 +578,19 @@ def test_a_file_fills_a_pool_over_a_disk(tmp_path):
         assert hits(model, back, models.prompt(30)) == ALL
         assert not back.close()
         assert disk.stats().records > 0
+
+
+def test_a_tier_that_says_nothing_is_waited_for_until_the_timeout():
+    model, ids = made("llama"), models.prompt(40)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        deaf = tiers.RedisTier(f"127.0.0.1:{server.getsockname()[1]}", connect_timeout=600, stall_timeout=600)
+        pool = pool_for(model, **BLOCKS, tiers=[deaf], tier_timeout=0.1)
+        assert hits(model, pool, ids) == 0
+        assert pool.offload.counters().requests_timed_out == 1
+        pool.close(0.0)
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="tier_timeout"):
+            pool_for(model, **BLOCKS, tier_timeout=wrong)
 
 
 def test_another_model_finds_nothing_on_the_disk(tmp_path):
