@@ -18,6 +18,9 @@ build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-de
 # shellcheck disable=SC2034 # of those that source this
 clang_packages=(clang-14 libclang-rt-14-dev libomp-14-dev llvm)
 
+# pip's own five tries are over after eight seconds.
+export PIP_RETRIES=${PIP_RETRIES:-8}
+
 # Jobs of a build: all cores, but a compiler may take 1.5 GB.
 jobs=$(awk -v cores="$(nproc)" '/MemAvailable/ { n = int($2 / 1500000); if (n < 1) n = 1
   print n < cores ? n : cores }' /proc/meminfo)
@@ -38,9 +41,11 @@ need_packages() {
   local sudo=()
   [[ $(id -u) -eq 0 ]] || sudo=(sudo)
   echo "installing: ${missing[*]}" >&2
-  "${sudo[@]}" apt-get -qq update >&2
+  # A fresh machine may be updating itself, and a mirror be busy.
+  local apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5)
+  "${sudo[@]}" "${apt[@]}" update >&2
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2 </dev/null
+    "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2 </dev/null
 }
 
 need_venv() {
