@@ -106,7 +106,8 @@ int main(int argc, char** argv) {
                                                          .positions = "none",
                                                          .engine = "example"},
                                                .arena_bytes = std::int64_t{64} << 20,
-                                               .tiers = {&tier, 1}}));
+                                               .tiers = {&tier, 1},
+                                               .timeout_us = 2'000'000}));  // nothing else waits
 
   std::vector<std::int32_t> prompt(kPromptTokens);
   for (std::int32_t i = 0; i < kPromptTokens; ++i) prompt[static_cast<std::size_t>(i)] = i % 97;

@@ -31,8 +31,11 @@ def heeds(process):
 
 def sleeps(process):
     """Whether all of its threads wait for something."""
-    states = [stat.read_text().rpartition(")")[2].split()[0]
-              for stat in pathlib.Path(f"/proc/{process.pid}/task").glob("*/stat")]
+    try:
+        states = [stat.read_text().rpartition(")")[2].split()[0]
+                  for stat in pathlib.Path(f"/proc/{process.pid}/task").glob("*/stat")]
+    except OSError:  # a thread that ended meanwhile
+        return False
     return set(states) == {"S"}
 
 

@@ -17,11 +17,11 @@ prompt = range(100)
 for run in "first", "second":                            # two processes, say
     manager = kv.Manager(kv.Storage([layers]), list_findable=True)
     with tiers.DiskTier(folder, bytes=64 << 20) as disk, \
-            tiers.Offload(manager, model, arena_bytes=8 << 20, tiers=[disk]) as cache:
+            tiers.Offload(manager, model, arena_bytes=8 << 20, tiers=[disk], timeout=1.0) as cache:
         opened = cache.open(prompt)                      # what the manager has, at once
         cached = opened.cached_tokens
         if opened.pending:                               # or serve others, and poll() in each step
-            for ready in cache.wait(timeout=1.0):
+            for ready in cache.wait():
                 cached = ready.cached_tokens             # came back, bit for bit
         with manager.step() as step:                     # go on as ever
             step.append_prompt(opened.sequence, prompt, 100)

@@ -59,7 +59,7 @@ else:
         for found in (0, 28):
             other = kv.Manager(kv.Storage([spec]), list_findable=True)
             with tiers.DiskTier(f"{folder}/disk", bytes=8 << 20) as disk, \
-                    tiers.Offload(other, model, arena_bytes=1 << 20, tiers=[disk]) as cache:
+                    tiers.Offload(other, model, arena_bytes=1 << 20, tiers=[disk], timeout=5.0) as cache:
                 opened = cache.open(prompt)
                 ready = cache.wait(5)
                 assert [each.cached_tokens for each in ready] == [found], ready

@@ -214,7 +214,7 @@ def test_what_was_forgotten_stays_forgotten_in_the_next_process(tmp_path):
         manager = new_cache()
         with disk_tier(tmp_path) as disk:
             with tiers.Offload(manager, MODEL, arena_bytes=ARENA, tiers=[tiers.OffloadTier(disk, "off")],
-                               epochs=given) as cache:
+                               timeout=5.0, epochs=given) as cache:
                 assert serve(cache, manager, prompt(1), root=alice)[0] == found
                 assert serve(cache, manager, prompt(1), root=bob)[0] == of_bob
 

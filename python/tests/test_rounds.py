@@ -56,7 +56,7 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-def in_two_threads(body, seconds=120):
+def in_two_threads(body, seconds=500):
     """body(thread, round) in 200 rounds of each of two threads. A deadlock of the GIL ends the program with a trace."""
     failures, interval = [], sys.getswitchinterval()
 

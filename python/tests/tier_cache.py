@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of tiers share: a small cache whose rows are a function of their prompt, and servers."""
 
+import os
 import pathlib
 import shutil
 import socket
@@ -87,29 +88,32 @@ class Server:
     """A redis-server without a disk on a port of its own."""
 
     def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
-        self._process = subprocess.Popen(
-            [redis_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
-             "no", "--dir", str(folder)], stdout=subprocess.DEVNULL)
-        for _ in range(200):
+        self._process = None
+        for _ in range(400):
+            if self._process is None or self._process.poll() is not None:  # the port was taken meanwhile
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", 0))
+                    self.port = probe.getsockname()[1]
+                self._process = subprocess.Popen(
+                    [redis_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
+                     "no", "--dir", str(folder)], stdout=subprocess.DEVNULL)
             try:
-                assert self.ask("PING") == "PONG"
+                assert self.ask("CONFIG", "GET", "dir", lines=5)[-1] == os.path.realpath(folder)  # it is ours
+                self.address = f"127.0.0.1:{self.port}"
                 return
             except (OSError, AssertionError):
                 time.sleep(0.05)
         raise AssertionError("redis-server does not answer")
 
-    def ask(self, *words):
-        """One command; its answer, if that is a line."""
+    def ask(self, *words, lines=None):
+        """One command; its answer, if that is a line, or so many of its lines."""
         parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         text = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts)
         with socket.create_connection(("127.0.0.1", self.port), 2) as connection:
             connection.sendall(text)
             with connection.makefile("rb") as answer:
-                return answer.readline().strip().lstrip(b"+:").decode(errors="replace")
+                said = [answer.readline().strip().lstrip(b"+:").decode(errors="replace") for _ in range(lines or 1)]
+                return said[0] if lines is None else said
 
     def stop(self):
         self._process.kill()

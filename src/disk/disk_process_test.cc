@@ -88,11 +88,12 @@ class DiskProcess : public ::testing::TestWithParam<DiskEngine> {
     if (!tier) std::fprintf(stderr, "%s\n", std::string(tier.error().message()).c_str());
     return tier ? *std::move(tier) : nullptr;
   }
-  // Runs it in a child, which must end by itself, within a minute.
+  // Runs it in a child, which must end by itself, within four minutes: each run syncs the disk
+  // several times, and other tests write to it.
   void in_child(const std::function<int()>& run) {
     const ::pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(60);
+      ::alarm(240);
       ::_exit(run());
     }
     int result = 0;

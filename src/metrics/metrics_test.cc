@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -160,7 +161,8 @@ TEST(Metrics, PromtoolTakesTwoHundredHostileLabels) {
     const MetricLabel labels[] = {{name, value}, {"place", place}};
     metrics.counter("hostile_total", "A help\nof two lines.", labels, 1);
   }
-  const std::string file = ::testing::TempDir() + "kvfolio-hostile-labels";
+  const std::string file =
+      ::testing::TempDir() + "kvfolio-hostile-labels-" + std::to_string(::getpid());
   std::ofstream(file) << metrics.text();
   // 1: it cannot be read. 3: it can, and the checker finds names of labels ugly.
   const int result =

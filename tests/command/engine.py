@@ -42,6 +42,8 @@ def checkpoint(variant, max_positions=512):
 def run(model, *options, requests=None, timeout=300, memory_bytes=None):
     """A finished process. Requests are dicts, or text as it is."""
     command = [COMMAND, "generate", "--model", str(model), *map(str, options)]
+    if memory_bytes and "--threads" not in options:  # the stack of a thread counts, and a machine may have many cores
+        command += ["--threads", "2"]
     text = requests
     if requests is not None:
         command += ["--requests", "-"]

@@ -232,12 +232,12 @@ def test_wrong_prompt_ids_are_named():
     ("tier", "check", "disk:x", "--erse"): ["did you mean --erase?"],
 }.items())
 def test_a_mistyped_word_is_answered_with_the_nearest(arguments, words):
-    bad(subprocess.run([COMMAND, *arguments], capture_output=True, timeout=20), *words)
+    bad(subprocess.run([COMMAND, *arguments], capture_output=True, timeout=120), *words)
 
 
 @pytest.mark.parametrize("arguments", [("xyz",), ("generate", "--zzz"), ("generate", "--model", "x", "y" * 100)])
 def test_a_word_that_is_near_to_none_gets_no_guess(arguments):
-    message = bad(subprocess.run([COMMAND, *arguments], capture_output=True, timeout=20), arguments[-1])
+    message = bad(subprocess.run([COMMAND, *arguments], capture_output=True, timeout=120), arguments[-1])
     assert "did you mean" not in message
 
 
@@ -268,7 +268,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_requests_are_refused(name):
     text, words = HOSTILE[name]
-    bad(run(checkpoint("tied-f32"), requests=text, timeout=20, memory_bytes=MEMORY), *words)
+    bad(run(checkpoint("tied-f32"), requests=text, timeout=120, memory_bytes=MEMORY), *words)
 
 
 def test_missing_files_are_named(tmp_path):
@@ -332,7 +332,7 @@ def test_hostile_checkpoints_are_refused(tmp_path):
     shutil.copy(checkpoint("tied-f32") / "config.json", tmp_path)
     for name, data in cases.items():
         (tmp_path / "model.safetensors").write_bytes(data)
-        done = run(tmp_path, "--prompt", "x", timeout=20, memory_bytes=MEMORY)
+        done = run(tmp_path, "--prompt", "x", timeout=120, memory_bytes=MEMORY)
         message = bad(done)
         assert len(message) > 20, name
 

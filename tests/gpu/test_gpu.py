@@ -214,7 +214,7 @@ sleep 300 & echo $! > "$OUT/child"; sleep 300
     packed.program("goes", 'echo \'J|{"shape": "x", "us": 5.0, "most_us": 6.0}\'\n')
     packed.program("fails", "echo no; exit 7\n")
     start = time.monotonic()
-    code, result = packed.run({"hangs": (9, 1, [["hangs"], ["goes"]]), "fails": (9, 9, [["fails"], ["goes"]]),
+    code, result = packed.run({"hangs": (9, 5, [["hangs"], ["goes"]]), "fails": (9, 9, [["fails"], ["goes"]]),
                                "goes": (9, 9, [["goes"]]), "lacks": (9, 9, [["@", *("no-such-tool", "1", "2", "3", "4"),
                                                                             "goes"]])})
     assert time.monotonic() - start < 60
@@ -222,7 +222,7 @@ sleep 300 & echo $! > "$OUT/child"; sleep 300
     assert not child.exists() or child.read_text().split()[2] in "ZX"  # what it had started ended with it
     assert code == 1
     hangs, fails, goes, lacks = result["parts"]
-    assert hangs["state"] == "failed: stopped at its limit of 1 s"
+    assert hangs["state"] == "failed: stopped at its limit of 5 s"
     assert hangs["rows"] == [{"shape": "first"}]
     assert fails["state"] == "failed: 7"
     assert len(fails["rows"]) == 1  # its second command ran

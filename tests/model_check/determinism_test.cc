@@ -3,9 +3,12 @@
 // even change what comes later.
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
 
 #include "model_check/runs.h"
 
@@ -30,10 +33,11 @@ std::string write_log(Family family, std::uint64_t seed, std::uint64_t steps, bo
 }
 
 std::string through_file(const std::string& log, const char* name) {
-  const std::string path = testing::TempDir() + name;
+  const std::string path = testing::TempDir() + name + std::to_string(::getpid());
   std::ofstream(path, std::ios::binary) << log;
   std::ostringstream bytes;
   bytes << std::ifstream(path, std::ios::binary).rdbuf();
+  std::filesystem::remove(path);
   return bytes.str();
 }
 

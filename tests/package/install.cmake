@@ -30,7 +30,8 @@ set_property(TEST install.add_subdirectory.gxx install.add_subdirectory.clang in
   install.pkg_config.gxx APPEND PROPERTY LABELS nightly)
 add_test(NAME install.included
   COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/consume ${work} install.included ${CMAKE_CXX_COMPILER} included)
-set_tests_properties(install.included PROPERTIES LABELS install TIMEOUT 300)
+set_tests_properties(install.included PROPERTIES
+  FIXTURES_REQUIRED kvfolio_prefix LABELS install TIMEOUT 300)
 # A C program, by the C compiler and pkg-config alone.
 foreach(kind shared static)
   foreach(example script tiers)

@@ -59,7 +59,7 @@ struct Engine {
     EXPECT_TRUE(tier->wait_until_ready(now_us(), 5'000'000).ok());
     below = {.tier = tier.get()};
     // An arena of a few prompts, so that most of what is found comes from Redis.
-    offload = test::offload_of(cache, {&below, 1}, 40 * test::kFullRecord, {.timeout_us = 4'000});
+    offload = test::offload_of(cache, {&below, 1}, 40 * test::kFullRecord, {.timeout_us = 50'000});
   }
 
   void run(const std::vector<std::int32_t>& tokens) {

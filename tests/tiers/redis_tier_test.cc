@@ -12,6 +12,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <random>
 #include <thread>
@@ -21,6 +22,7 @@
 #include "tiers/owner.h"
 #include "tiers/proxy.h"
 #include "tiers/servers.h"
+#include "tiers/trouble.h"
 
 namespace kvfolio {
 namespace {
@@ -283,20 +285,27 @@ TEST_F(Redis, ALoadThatIsLateDoesNotTouchItsMemoryAnyMore) {
 }
 
 TEST_F(Redis, SlotsMoveUnderLoad) {
-  Cluster cluster;
+  // No node fails here, and one that gets no processor for a while is not to be replaced.
+  Cluster cluster({"--cluster-node-timeout", "30000"});
   auto tier = connect(cluster.addresses());
   User user(*tier);
   Storm storm;
   EXPECT_GT(storm.run(user, milliseconds(200), 1), 0);
   // Two thousand slots, from the first primary to the others; the tool needs some seconds.
+  std::string trouble;
   std::thread moving([&] {
-    test::run({test::redis_program("redis-cli").value(), "--cluster", "rebalance",
-               cluster.nodes()[0]->address(), "--cluster-weight",
-               cluster.primary_of(0).ask({"cluster", "myid"}).substr(0, 40) + "=0.7"});
+    try {
+      test::run({test::redis_program("redis-cli").value(), "--cluster", "rebalance",
+                 cluster.nodes()[0]->address(), "--cluster-weight",
+                 cluster.primary_of(0).ask({"cluster", "myid"}).substr(0, 40) + "=0.7"});
+    } catch (const std::exception& error) {
+      trouble = error.what();
+    }
   });
   int loaded = 0;
   for (int i = 0; i < 10; ++i) loaded += storm.run(user, milliseconds(300));
   moving.join();
+  EXPECT_EQ(trouble, "");
   EXPECT_GT(loaded, 100);
   EXPECT_GT(storm.run(user, milliseconds(300), 1), 0);
   EXPECT_GT(tier->counters().redirects, 0u);
@@ -353,13 +362,11 @@ TEST_F(Redis, AWrongPasswordIsSaidAndARightOneWorks) {
   Server server(test::free_port(), {"--requirepass", "sesame"});
   auto wrong = RedisTier::create({.servers = server.address(), .password = "open"});
   ASSERT_TRUE(wrong);
-  const Status status = (*wrong)->wait_until_ready(now_us(), 500'000);
-  EXPECT_EQ(status.code(), ErrorCode::kTimedOut);
-  EXPECT_THAT(status.message(), ::testing::HasSubstr("WRONGPASS"));
+  EXPECT_THAT(test::trouble(**wrong, "WRONGPASS"), ::testing::HasSubstr("WRONGPASS"));
+  EXPECT_EQ((*wrong)->wait_until_ready(now_us(), 1000).code(), ErrorCode::kTimedOut);
   const std::string address = server.address();
   auto none = RedisTier::create({.servers = address});
-  EXPECT_THAT((*none)->wait_until_ready(now_us(), 500'000).message(),
-              ::testing::HasSubstr("NOAUTH"));
+  EXPECT_THAT(test::trouble(**none, "NOAUTH"), ::testing::HasSubstr("NOAUTH"));
   auto tier = connect(address, {.password = "sesame"});
   User user(*tier);
   EXPECT_EQ(user.store(1), TierResult::kOk);
@@ -369,9 +376,9 @@ TEST_F(Redis, AServerThatRefusesIsNotSaidToBeSilent) {
   Server server(test::free_port(), {"--requirepass", "sesame"});
   const std::string address = server.address();
   auto tier = RedisTier::create({.servers = address});
-  const Status status = (*tier)->wait_until_ready(now_us(), 300'000);
-  EXPECT_EQ(status.message(), "Redis refuses the user, the password or a command:\n  " + address +
-                                  ": NOAUTH Authentication required.");
+  EXPECT_EQ(test::trouble(**tier, "NOAUTH"),
+            "Redis refuses the user, the password or a command:\n  " + address +
+                ": NOAUTH Authentication required.");
   const std::vector<RedisNode> nodes = (*tier)->nodes();
   ASSERT_EQ(nodes.size(), 1u);
   EXPECT_TRUE(nodes[0].refuses);
@@ -409,9 +416,7 @@ TEST_F(Redis, AWrongPasswordIsNoOtherUser) {
   Server server(test::free_port(), {"--user", "writer", "on", ">right", "~*", "+@all"});
   const std::string address = server.address();
   auto tier = RedisTier::create({.servers = address, .user = "writer", .password = "wrong"});
-  const Status status = (*tier)->wait_until_ready(now_us(), 500'000);
-  EXPECT_EQ(status.code(), ErrorCode::kTimedOut);
-  EXPECT_THAT(status.message(), ::testing::HasSubstr("WRONGPASS"));
+  EXPECT_THAT(test::trouble(**tier, "WRONGPASS"), ::testing::HasSubstr("WRONGPASS"));
 }
 
 TEST_F(Redis, AUserWithoutSetLoadsAndItsStoresAreCounted) {

@@ -40,24 +40,28 @@ func startServer(t *testing.T) string {
 			t.Skip("SKIPPED: no redis-server here; scripts/redis-here unpacks one")
 		}
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	address := listener.Addr().String()
-	listener.Close()
-	server := exec.Command(program, "--bind", "127.0.0.1", "--port", address[strings.Index(address, ":")+1:],
-		"--save", "", "--appendonly", "no", "--requirepass", "a secret")
-	server.Dir = t.TempDir()
-	must(t, server.Start())
-	t.Cleanup(func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	})
-	for try := 0; try < 1000; try++ {
-		if conn, err := net.Dial("tcp", address); err == nil {
-			conn.Close()
-			return address
+	for start := 0; start < 5; start++ {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		address := listener.Addr().String()
+		listener.Close()
+		server := exec.Command(program, "--bind", "127.0.0.1", "--port", address[strings.Index(address, ":")+1:],
+			"--save", "", "--appendonly", "no", "--requirepass", "a secret")
+		server.Dir = t.TempDir()
+		must(t, server.Start())
+		ended := make(chan error, 1)
+		go func() { ended <- server.Wait() }()
+		t.Cleanup(func() {
+			_ = server.Process.Kill()
+			<-ended
+		})
+		for try := 0; try < 1000 && len(ended) == 0; try++ { // it ends if the port was taken meanwhile
+			if conn, err := net.Dial("tcp", address); err == nil {
+				conn.Close()
+				return address
+			}
+			time.Sleep(10 * time.Millisecond)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatal("redis-server does not listen")
 	return ""

@@ -55,7 +55,11 @@ pub fn serve(servers: &str, password: Option<&str>) -> Result<(i32, u64)> {
     let options = RedisOptions { servers, password, ..RedisOptions::default() };
     let mut redis = TierHandle::redis(&options)?;
     redis.wait_until_ready(now_us(), 2_000_000)?; // at start only
-    let options = OffloadOptions { arena_bytes: 64 << 20, ..OffloadOptions::default() };
+    let options = OffloadOptions {
+        arena_bytes: 64 << 20,
+        timeout_us: 2_000_000,
+        ..OffloadOptions::default()
+    };
     let mut cache = Offload::new(cache, &model, &options, vec![redis.into()])?;
     let opened = cache.open(&prompt, &Default::default())?;
     let (mut found, mut pending) = (opened.cached_tokens, opened.pending);

@@ -34,26 +34,32 @@ impl Server {
     fn start() -> Option<Server> {
         let here = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../build/redis/bin/redis-server");
         let program = if Path::new(here).exists() { here } else { "redis-server" };
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let started = Command::new(program)
-            .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
-            .args(["--save", "", "--appendonly", "no", "--requirepass", "a secret"])
-            .current_dir(std::env::temp_dir())
-            .stdout(Stdio::null())
-            .spawn();
-        let child = match started {
-            Ok(child) => child,
-            Err(_) => {
-                println!("SKIPPED: no redis-server here; scripts/redis-here unpacks one");
-                return None;
+        for _ in 0..5 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let started = Command::new(program)
+                .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
+                .args(["--save", "", "--appendonly", "no", "--requirepass", "a secret"])
+                .current_dir(std::env::temp_dir())
+                .stdout(Stdio::null())
+                .spawn();
+            let child = match started {
+                Ok(child) => child,
+                Err(_) => {
+                    println!("SKIPPED: no redis-server here; scripts/redis-here unpacks one");
+                    return None;
+                }
+            };
+            let mut server = Server { child, address: format!("127.0.0.1:{port}") };
+            for _ in 0..1000 {
+                // It ends if the port was taken meanwhile.
+                if server.child.try_wait().unwrap().is_some() {
+                    break;
+                }
+                if TcpStream::connect(&server.address).is_ok() {
+                    return Some(server);
+                }
+                std::thread::sleep(Duration::from_millis(10));
             }
-        };
-        let server = Server { child, address: format!("127.0.0.1:{port}") };
-        for _ in 0..1000 {
-            if TcpStream::connect(&server.address).is_ok() {
-                return Some(server);
-            }
-            std::thread::sleep(Duration::from_millis(10));
         }
         panic!("redis-server does not listen");
     }
@@ -61,8 +67,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
     }
 }
 
