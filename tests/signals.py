@@ -13,6 +13,7 @@ import struct
 import subprocess
 import termios
 import time
+import weakref
 
 ROOM = 1500
 FILLED = mmap.PAGESIZE - ROOM
@@ -60,12 +61,18 @@ class Started:
         self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=writer,
                                         stderr=subprocess.PIPE, preexec_fn=heed_signals)
         os.close(writer)
+        weakref.finalize(self, self.process.kill)  # where a test fails before it ends the command
         self.process.stdin.write(text)
         self.process.stdin.close()
         deadline = time.monotonic() + 300
         while struct.unpack("i", fcntl.ioctl(self.reader, termios.FIONREAD, b"\0" * 4))[0] == FILLED:
             assert self.process.poll() is None and time.monotonic() < deadline, "it printed nothing"
             time.sleep(0.001)
+
+    def files_in(self, folder):
+        """How many regular files in this folder it has open, also those without a name."""
+        open_files = [os.readlink(file) for file in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir()]
+        return sum(name.startswith(f"{folder}/") for name in open_files)
 
     def signal(self, number=signal.SIGINT):
         """Output, messages and exit code of one that gets a signal."""

@@ -19,6 +19,7 @@
 #include <initializer_list>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "kvfolio/status.h"
 #include "printable_text.h"
@@ -192,18 +193,18 @@ void show_progress(std::string_view text) {
   write_all(STDERR_FILENO, std::string(kEraseLine) + printable_text(text));
 }
 
-void remember_unfinished(const char* path) {
-  const auto takes = [&](std::atomic<const char*>& place) {
+Unfinished::Unfinished(std::string path) : path_(std::move(path)) {
+  if (path_.empty()) return;
+  const bool kept = std::any_of(unfinished_files.begin(), unfinished_files.end(), [&](auto& place) {
     const char* none = nullptr;
-    return place.compare_exchange_strong(none, path);
-  };
-  const bool kept = std::any_of(unfinished_files.begin(), unfinished_files.end(), takes);
+    return place.compare_exchange_strong(none, path_.c_str());
+  });
   KVFOLIO_CHECK(kept);
 }
 
-void forget_unfinished(const char* path) {
+Unfinished::~Unfinished() {
   for (std::atomic<const char*>& place : unfinished_files) {
-    const char* expected = path;
+    const char* expected = path_.c_str();
     if (place.compare_exchange_strong(expected, nullptr)) return;
   }
 }

@@ -20,6 +20,7 @@
 // Thread safety: one thread calls these; signals may come to any.
 
 #include <csignal>
+#include <string>
 #include <string_view>
 
 namespace kvfolio::tools {
@@ -57,9 +58,16 @@ class SignalsWait {
   ~SignalsWait();  // does not return if a signal came
 };
 
-// A file that an early end removes, if it is there. `path` stays as it is until
-// forget_unfinished(path). At most 4.
-void remember_unfinished(const char* path);
-void forget_unfinished(const char* path);
+// A file that an early end removes, if it is there; "": none. At most 4 live at a time.
+class Unfinished {
+ public:
+  explicit Unfinished(std::string path);
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+  ~Unfinished();
+
+ private:
+  const std::string path_;
+};
 
 }  // namespace kvfolio::tools

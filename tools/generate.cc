@@ -134,9 +134,11 @@ class Generate {
       return secrets.error();  // before the work
     }
     if (options_.save_path) {
+      const SignalsWait until_it_is_remembered;
       Result<FileSink> created = FileSink::create(*options_.save_path);
       if (!created) return prefixed("--save", created.error());
       save_.emplace(*std::move(created));
+      unsaved_.emplace(save_->hidden_path());
     }
     if (options_.metrics_path) {
       Result<WholeFile> created = WholeFile::create(*options_.metrics_path);
@@ -350,6 +352,7 @@ class Generate {
   ThreadPool& pool_;
   std::shared_ptr<llama::CacheCompute> compute_;
   std::optional<FileSource> load_;
+  std::optional<Unfinished> unsaved_;
   std::optional<FileSink> save_;
   std::optional<WholeFile> metrics_;
   std::optional<NpyWriter> logits_;

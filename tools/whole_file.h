@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// WholeFile is a file that appears when it is complete. Until finish() it has a name of its own in
-// the same folder, ".kvfolio.*.part", so a run that fails or is interrupted leaves nothing behind,
-// what stood under the name stays, two runs on one name do not mix, and a link that waits under the
-// name of the part is not followed. A part is locked while its run lives; the next WholeFile in the
-// folder removes those that a kill left: at once, or after a day if they may be of another host
-// that shares the folder and whose locks are not seen here. What is no regular file (/dev/null, a
-// pipe) is written as it is; a pipe is waited for until it has a reader. Thread safety: none.
+// What an option of the command writes: a regular file appears when it is complete, as a FileSink
+// does (kvfolio/byte_stream.h), so a run that fails or is interrupted leaves what stood under the
+// name, and two runs on one name do not mix. What is no regular file (/dev/null, a pipe) is written
+// as it is; a pipe is waited for until it has a reader. Thread safety: none.
 
 #include <memory>
 #include <string>

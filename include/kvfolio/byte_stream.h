@@ -16,7 +16,7 @@
 namespace kvfolio {
 
 // A file that appears whole or not at all. It is written without a name (or, where the file system
-// cannot do that, under a hidden name in the same folder), with mode 0600 from its first byte on,
+// cannot do that, under a hidden name in the same folder), with its mode from its first byte on,
 // and takes its place in commit(). A program that is killed before leaves what was there, and at
 // most a file with a hidden name (.kvfolio. and 16 digits). The next FileSink in the folder removes
 // it: at once if it was left since this machine started, and after a day if it may be of another
@@ -25,8 +25,9 @@ class FileSink final : public ByteSink {
  public:
   // kUnavailable, with the path and what the system says: no such folder, a folder that is
   // read-only, or a path at which something lies that is not a regular file. A symbolic link is
-  // refused, too: the file that it names would keep its old content.
-  KVFOLIO_API static Result<FileSink> create(const std::string& path);
+  // refused, too: the file that it names would keep its old content. `mode` is the file's, without
+  // what the process masks (umask); by default no other user may read it.
+  KVFOLIO_API static Result<FileSink> create(const std::string& path, unsigned mode = 0600);
   KVFOLIO_API FileSink(FileSink&& other) noexcept;
   FileSink& operator=(FileSink&&) = delete;
   // Without commit() nothing is left.
@@ -39,6 +40,9 @@ class FileSink final : public ByteSink {
   // there is still there, unless the message says that the new file is in place.
   // kFailedPrecondition: a write failed, or it was committed before.
   KVFOLIO_API Status commit();
+  // Where it lies until commit(), for a program that a signal ends to remove it; "": it has no
+  // name.
+  [[nodiscard]] KVFOLIO_API std::string hidden_path() const;
 
  private:
   FileSink(int folder, std::string path) noexcept;

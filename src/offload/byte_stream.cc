@@ -131,9 +131,9 @@ void remove_files_of_the_dead(int folder) {
 // A file without a name can be given one only through /proc.
 std::string link_of(int file) { return concat("/proc/self/fd/", file); }
 
-int open_without_name(int folder) {
+int open_without_name(int folder, unsigned mode) {
 #ifdef O_TMPFILE
-  const int file = ::openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  const int file = ::openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
   if (file < 0) return -1;
   struct stat there {};
   if (::stat(link_of(file).c_str(), &there) == 0) return file;
@@ -144,12 +144,12 @@ int open_without_name(int folder) {
 
 // A new file with a hidden name, which the process has locked; or -1, and errno. Until it is
 // locked, another process may take it for one of the dead and remove it: then it is made again.
-int create_hidden(int folder, std::string& name) {
+int create_hidden(int folder, unsigned mode, std::string& name) {
   constexpr int kMostTries = 100;
   for (int i = 0; i < kMostTries; ++i) {
     name = hidden_name();
     const int file =
-        ::openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0600);
+        ::openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, mode);
     if (file < 0 && errno != EEXIST) return -1;
     if (file < 0) continue;
     struct stat there {};
@@ -211,7 +211,7 @@ FileSink::~FileSink() {
   if (folder_ >= 0) ::close(folder_);
 }
 
-Result<FileSink> FileSink::create(const std::string& path) {
+Result<FileSink> FileSink::create(const std::string& path, unsigned mode) {
   const std::string name = name_in_folder(path);
   const std::string folder = path.substr(0, path.size() - name.size());
   const int opened =
@@ -226,10 +226,10 @@ Result<FileSink> FileSink::create(const std::string& path) {
     return failed(path, "cannot be looked at");
   }
   remove_files_of_the_dead(opened);
-  sink.file_ = open_without_name(opened);
+  sink.file_ = open_without_name(opened, mode);
   if (sink.file_ >= 0) return sink;
   std::string hidden;
-  sink.file_ = create_hidden(opened, hidden);
+  sink.file_ = create_hidden(opened, mode, hidden);
   if (sink.file_ < 0) return failed(path, "cannot create a file in its folder");
   sink.hidden_ = std::move(hidden);
   return sink;
@@ -256,6 +256,11 @@ Status FileSink::take_name() {
   }
   hidden_ = std::move(hidden);
   return {};
+}
+
+std::string FileSink::hidden_path() const {
+  if (hidden_.empty()) return {};
+  return path_.substr(0, path_.size() - name_in_folder(path_).size()) + hidden_;
 }
 
 Status FileSink::commit() {

@@ -24,14 +24,16 @@
 #include <functional>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 // Calls of the system that a test changes: of a file system without unnamed files, and just before
-// a file is locked. All others go through.
+// a file is locked or gets its name. All others go through.
 namespace {
 bool has_unnamed_files = true;
 int unnamed_files_refused = 0;
-std::function<void()> before_next_lock;  // NOLINT(cert-err58-cpp)
+std::function<void()> before_next_lock;    // NOLINT(cert-err58-cpp)
+std::function<void()> before_next_rename;  // NOLINT(cert-err58-cpp)
 }  // namespace
 
 extern "C" int openat(int folder, const char* path, int flags, ...) {
@@ -55,6 +57,11 @@ extern "C" int flock(int file, int operation) noexcept {
   return static_cast<int>(::syscall(SYS_flock, file, operation));
 }
 
+extern "C" int renameat(int from, const char* old_name, int to, const char* name) noexcept {
+  if (before_next_rename) std::exchange(before_next_rename, nullptr)();
+  return static_cast<int>(::syscall(SYS_renameat2, from, old_name, to, name, 0));
+}
+
 namespace kvfolio {
 namespace {
 
@@ -71,6 +78,7 @@ class FileTest : public testing::Test {
   ~FileTest() override {
     has_unnamed_files = true;
     before_next_lock = nullptr;
+    before_next_rename = nullptr;
     fs::remove_all(folder_);
   }
 
@@ -160,6 +168,19 @@ TEST_F(FileTest, AFileThatOthersMayReadIsReplacedByOneThatTheyMayNot) {
   std::string seen;
   open_before >> seen;
   EXPECT_EQ(seen, "old");
+}
+
+TEST_F(FileTest, AModeIsThatOfTheFileWithoutWhatTheProcessMasks) {
+  for (const bool unnamed : {true, false}) {
+    has_unnamed_files = unnamed;
+    const mode_t before = ::umask(027);
+    auto sink = FileSink::create(path("f"), 0666);
+    ::umask(before);
+    ASSERT_TRUE(sink && sink->commit().ok());
+    struct stat there {};
+    ASSERT_EQ(::stat(path("f").c_str(), &there), 0);
+    EXPECT_EQ(there.st_mode & 07777, 0640u);
+  }
 }
 
 TEST_F(FileTest, TheFolderIsThatOfTheBeginningWhereverTheProcessGoes) {
@@ -402,6 +423,25 @@ TEST_F(FileTest, AFileThatIsBeingRemovedBeforeItIsLockedIsMadeAgain) {
   ASSERT_TRUE(sink->commit().ok());
   EXPECT_EQ(content(path("f")), "whole");
   EXPECT_EQ(num_files(), 1u);
+}
+
+// M7. Its bytes are written, and it has a hidden name.
+TEST_F(FileTest, AFileThatIsAboutToGetItsNameIsNotTakenForDead) {
+  for (const bool unnamed : {true, false}) {
+    has_unnamed_files = unnamed;
+    auto sink = FileSink::create(path("f"));
+    ASSERT_TRUE(sink) << sink.error();
+    ASSERT_TRUE(write_text(*sink, "whole").ok());
+    std::string seen;
+    before_next_rename = [&] {
+      seen = hidden();
+      EXPECT_TRUE(FileSink::create(path("other")));
+    };
+    EXPECT_TRUE(sink->commit().ok());
+    EXPECT_NE(seen, "");
+    EXPECT_EQ(content(path("f")), "whole");
+    EXPECT_EQ(num_files(), 1u);
+  }
 }
 
 TEST_F(FileTest, PiecesAreWrittenAndReadInOrderHoweverMany) {

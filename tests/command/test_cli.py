@@ -411,7 +411,7 @@ def test_an_early_end_leaves_no_half_of_a_file_and_what_was_there(tmp_path, numb
     path = tmp_path / "out.npy"
     path.write_bytes(b"of an earlier run")
     run = start(*LONG, "--logits", path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert run.files_in(tmp_path) == 1
     assert run.signal(number)[2] == 128 + number
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"of an earlier run"
 

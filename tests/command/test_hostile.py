@@ -247,19 +247,19 @@ def test_two_runs_do_not_write_one_log(tmp_path):
 def test_what_a_kill_left_is_removed_by_the_next_run_and_what_lives_stays(tmp_path):
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read(8)
-    dead, living = (tmp_path / f".kvfolio.{boot}{digits}.part" for digits in ("89abcdef", "76543210"))
+    dead, living = (tmp_path / f".kvfolio.{boot}{digits}" for digits in ("89abcdef", "76543210"))
     dead.write_bytes(b"of the dead")
-    (tmp_path / ".kvfolio.notes.part").write_bytes(b"of another program")
+    (tmp_path / ".kvfolio.notes").write_bytes(b"of another program")
     with open(living, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert run(*PROMPT, "--metrics", tmp_path / "x").returncode == 0
-        assert set(files(tmp_path)) == {"x", ".kvfolio.notes.part", living.name}
+        assert set(files(tmp_path)) == {"x", ".kvfolio.notes", living.name}
 
 
 def test_what_may_be_of_another_host_is_removed_when_it_is_a_day_old(tmp_path):
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = "".join("1" if digit == "0" else "0" for digit in file.read(8))
-    theirs = tmp_path / f".kvfolio.{boot}89abcdef.part"
+    theirs = tmp_path / f".kvfolio.{boot}89abcdef"
     theirs.write_bytes(b"half")
     for hours, stays in ((23, True), (25, False)):
         os.utime(theirs, (time.time() - hours * 3600,) * 2)
@@ -395,7 +395,7 @@ def test_no_signal_leaves_a_part_of_a_file(tmp_path, number):
     (tmp_path / "x").write_bytes(b"of an earlier run")
     process = signals.Started([COMMAND, "generate", "--model", model(1 << 16), "--prompt", "x", "--max-new-tokens",
                                "60000", "--logits", tmp_path / "x", "--metrics", tmp_path / "y", "--save", tmp_path / "z"])
-    assert len(files(tmp_path)) >= 3
+    assert process.files_in(tmp_path) == 3
     out, err, code = process.signal(number)
     assert code == 128 + number and out.endswith(b"\n") and err.startswith(b"kvfolio: ")
     assert files(tmp_path) == {"x": b"of an earlier run"}
