@@ -41,9 +41,12 @@ need_packages() {
   local sudo=()
   [[ $(id -u) -eq 0 ]] || sudo=(sudo)
   echo "installing: ${missing[*]}" >&2
-  # A fresh machine may be updating itself, and a mirror be busy.
-  local apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5)
-  "${sudo[@]}" "${apt[@]}" update >&2
+  # A fresh machine may be updating itself, and a mirror be busy. The lock of the lists is not waited for.
+  local tries=0 apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5)
+  until "${sudo[@]}" "${apt[@]}" update >&2; do
+    ((++tries < 10)) || return 1
+    sleep 10
+  done
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
     "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2 </dev/null
 }

@@ -48,8 +48,8 @@ void report(std::string_view message);
 // replaces it. Empty: takes it away.
 void show_progress(std::string_view text);
 
-// While one lives a signal waits, as said above: around what would leave something half done, and
-// takes no time. At most one.
+// While one lives a signal waits, as said above: around what would leave something half done. At
+// most one.
 class SignalsWait {
  public:
   SignalsWait() noexcept;

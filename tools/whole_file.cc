@@ -25,10 +25,13 @@ Status failed(const std::string& path, const char* what, int error) {
   return {ErrorCode::kInvalidArgument, path + ": " + what + ": " + said};
 }
 
-// What a FileSink says is of the file that the caller chose.
-Status as_argument(const Status& status) {
-  return status.ok() ? Status{}
-                     : Status(ErrorCode::kInvalidArgument, std::string(status.message()));
+// What a FileSink says is of the file that the caller chose, also where it says what stands behind
+// a link.
+Status as_argument(const std::string& path, const Status& status) {
+  if (status.ok()) return {};
+  std::string message(status.message());
+  if (!message.starts_with(path)) message = path + ": " + message;
+  return {ErrorCode::kInvalidArgument, std::move(message)};
 }
 
 }  // namespace
@@ -45,15 +48,17 @@ struct WholeFile::State {
     if (other >= 0) ::close(other);
   }
 
+  Status written(std::string_view bytes) {
+    if (sink) return as_argument(path, sink->write(std::as_bytes(std::span<const char>(bytes))));
+    while (!bytes.empty()) {
+      const auto written = ::write(other, bytes.data(), bytes.size());
+      if (written < 0 && errno != EINTR) return failed(path, "writing failed", errno);
+      if (written > 0) bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+    return {};
+  }
   void flush() {
-    if (trouble.ok() && sink) {
-      trouble = as_argument(sink->write(std::as_bytes(std::span<const char>(buffer))));
-    }
-    for (std::string_view rest = buffer; !sink && trouble.ok() && !rest.empty();) {
-      const auto written = ::write(other, rest.data(), rest.size());
-      if (written < 0 && errno != EINTR) trouble = failed(path, "writing failed", errno);
-      if (written > 0) rest.remove_prefix(static_cast<std::size_t>(written));
-    }
+    if (trouble.ok()) trouble = written(buffer);
     buffer.clear();
   }
 };
@@ -82,7 +87,7 @@ Result<WholeFile> WholeFile::create(const std::string& path) {
   }
   const SignalsWait until_it_is_remembered;
   Result<FileSink> sink = FileSink::create(target, 0666);
-  if (!sink) return as_argument(sink.error());
+  if (!sink) return as_argument(path, sink.error());
   state->sink.emplace(*std::move(sink));
   state->part.emplace(state->sink->hidden_path());
   return WholeFile(std::move(state));
@@ -98,7 +103,7 @@ Status WholeFile::finish() {
   State& state = *state_;
   state.flush();
   const SignalsWait no_hidden_file_is_left;
-  if (state.trouble.ok() && state.sink) return as_argument(state.sink->commit());
+  if (state.trouble.ok() && state.sink) return as_argument(state.path, state.sink->commit());
   const int other = std::exchange(state.other, -1);
   if (other >= 0 && ::close(other) != 0 && state.trouble.ok()) {
     return failed(state.path, "writing failed", errno);

@@ -16,11 +16,11 @@
 namespace kvfolio {
 
 // A file that appears whole or not at all. It is written without a name (or, where the file system
-// cannot do that, under a hidden name in the same folder), with its mode from its first byte on,
-// and takes its place in commit(). A program that is killed before leaves what was there, and at
-// most a file with a hidden name (.kvfolio. and 16 digits). The next FileSink in the folder removes
-// it: at once if it was left since this machine started, and after a day if it may be of another
-// host that shares the folder and whose locks are not seen here.
+// cannot do that or others may read it, under a hidden name in the same folder), with its mode from
+// its first byte on, and takes its place in commit(). A program that is killed before leaves what
+// was there, and at most a file with a hidden name (.kvfolio. and 16 digits). The next FileSink in
+// the folder removes it: at once if it was left since this machine started, and after a day if it
+// may be of another host that shares the folder and whose locks are not seen here.
 class FileSink final : public ByteSink {
  public:
   // kUnavailable, with the path and what the system says: no such folder, a folder that is

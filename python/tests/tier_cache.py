@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+import weakref
 
 import numpy as np
 
@@ -97,6 +98,7 @@ class Server:
                 self._process = subprocess.Popen(
                     [redis_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
                      "no", "--dir", str(folder)], stdout=subprocess.DEVNULL)
+                weakref.finalize(self, self._process.kill)
             try:
                 assert self.ask("CONFIG", "GET", "dir", lines=5)[-1] == os.path.realpath(folder)  # it is ours
                 self.address = f"127.0.0.1:{self.port}"

@@ -131,8 +131,10 @@ void remove_files_of_the_dead(int folder) {
 // A file without a name can be given one only through /proc.
 std::string link_of(int file) { return concat("/proc/self/fd/", file); }
 
+// Only where the mode is the owner's alone: some kernels forget there what the process masks.
 int open_without_name(int folder, unsigned mode) {
 #ifdef O_TMPFILE
+  if ((mode & 077) != 0) return -1;
   const int file = ::openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
   if (file < 0) return -1;
   struct stat there {};
@@ -161,6 +163,14 @@ int create_hidden(int folder, unsigned mode, std::string& name) {
   return -1;
 }
 
+// Errno of a close, or 0: some file systems say only then that a write failed. The file stays open
+// and locked, by its other descriptor: until it has its name, another process that could lock it
+// would take it for one of the dead.
+int error_of_closing(int file) {
+  const int second = ::fcntl(file, F_DUPFD_CLOEXEC, 0);
+  return second >= 0 && ::close(second) == 0 ? 0 : errno;
+}
+
 // As many pieces as the system takes in one call, without those that are done. Moves pieces to and
 // from a file: move(vector, count, bytes done before) is readv or writev.
 template <typename Piece, typename Move>
@@ -170,7 +180,11 @@ bool move_pieces(std::span<const Piece> pieces, Move&& move) {
   std::size_t first = 0;   // piece
   std::size_t inside = 0;  // bytes of it that are done
   std::int64_t done = 0;
-  while (first < pieces.size()) {
+  for (;;) {
+    while (first < pieces.size() && inside >= pieces[first].size()) {  // nothing is left of it
+      inside -= pieces[first++].size();
+    }
+    if (first == pieces.size()) return true;
     const std::size_t count = std::min(kAtOnce, pieces.size() - first);
     for (std::size_t i = 0; i < count; ++i) {
       const auto rest = pieces[first + i].subspan(i == 0 ? inside : 0);
@@ -184,11 +198,7 @@ bool move_pieces(std::span<const Piece> pieces, Move&& move) {
     }
     done += n;
     inside += static_cast<std::size_t>(n);
-    while (first < pieces.size() && inside >= pieces[first].size()) {
-      inside -= pieces[first++].size();
-    }
   }
-  return true;
 }
 
 }  // namespace
@@ -213,9 +223,12 @@ FileSink::~FileSink() {
 
 Result<FileSink> FileSink::create(const std::string& path, unsigned mode) {
   const std::string name = name_in_folder(path);
-  const std::string folder = path.substr(0, path.size() - name.size());
-  const int opened =
-      ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  std::string folder = path.substr(0, path.size() - name.size());
+  if (folder.empty()) folder = ".";
+  int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (opened < 0 && errno == EACCES) {  // files may be made in it all the same
+    opened = ::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  }
   if (opened < 0) return failed(path, "cannot open its folder");
   FileSink sink(opened, path);
   if (name.empty()) return not_regular(path, S_IFDIR);
@@ -273,14 +286,19 @@ Status FileSink::commit() {
     failed_ = true;  // the system says it once
     return failed(path_, "cannot write");
   }
+  if (const int error = error_of_closing(file_); error != 0) {
+    failed_ = true;
+    errno = error;
+    return failed(path_, "cannot write");
+  }
   KVFOLIO_RETURN_IF_ERROR(take_name());
   if (::renameat(folder_, hidden_.c_str(), folder_, name_in_folder(path_).c_str()) != 0) {
     return failed(path_, "cannot rename to");
   }
   hidden_.clear();
   ::close(std::exchange(file_, -1));
-  // Not every file system has a folder that can be written out on its own.
-  if (::fsync(folder_) == 0 || errno == EINVAL || errno == ENOTSUP) return {};
+  // Not every file system has a folder that can be written out on its own, nor is each opened so.
+  if (::fsync(folder_) == 0 || errno == EINVAL || errno == ENOTSUP || errno == EBADF) return {};
   return failed(path_, "it is in place, but its folder cannot be written out");
 }
 

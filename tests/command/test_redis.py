@@ -15,6 +15,7 @@ import socket
 import subprocess
 import threading
 import time
+import weakref
 
 import pytest
 from engine import COMMAND, SOURCE, checkpoint, generate, run
@@ -54,13 +55,13 @@ class Server:
                 self.process = subprocess.Popen(
                     [SERVER, *ports, str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir",
                      str(folder), "--logfile", "log", *options], stdin=subprocess.DEVNULL)
+                weakref.finalize(self, self.process.kill)
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
+                if "Ready to accept" in (folder / "log").read_text():
+                    return
             except OSError:
-                time.sleep(0.02)
-                continue
-            if "Ready to accept" in (folder / "log").read_text():
-                return
+                pass
             time.sleep(0.02)
         raise RuntimeError("redis-server does not answer")
 

@@ -56,11 +56,15 @@ func startServer(t *testing.T) string {
 			<-ended
 		})
 		for try := 0; try < 1000 && len(ended) == 0; try++ { // it ends if the port was taken meanwhile
-			if conn, err := net.Dial("tcp", address); err == nil {
-				conn.Close()
-				return address
-			}
+			conn, err := net.Dial("tcp", address)
 			time.Sleep(10 * time.Millisecond)
+			if err == nil {
+				conn.Close()
+				time.Sleep(100 * time.Millisecond)
+				if len(ended) == 0 { // it is not another's
+					return address
+				}
+			}
 		}
 	}
 	t.Fatal("redis-server does not listen")

@@ -51,14 +51,15 @@ impl Server {
             };
             let mut server = Server { child, address: format!("127.0.0.1:{port}") };
             for _ in 0..1000 {
+                let answers = TcpStream::connect(&server.address).is_ok();
+                std::thread::sleep(Duration::from_millis(if answers { 100 } else { 10 }));
                 // It ends if the port was taken meanwhile.
                 if server.child.try_wait().unwrap().is_some() {
                     break;
                 }
-                if TcpStream::connect(&server.address).is_ok() {
+                if answers {
                     return Some(server);
                 }
-                std::thread::sleep(Duration::from_millis(10));
             }
         }
         panic!("redis-server does not listen");
