@@ -19,7 +19,7 @@ inline std::string trouble(RedisTier& tier, std::string_view expected) {
   for (;;) {
     const Status ready = tier.wait_until_ready(now_us(), 200'000);
     if (ready.ok()) return "";
-    const std::string message(ready.message());
+    std::string message(ready.message());
     const bool said = !expected.empty() && message.find(expected) != std::string::npos &&
                       message.find("no answer yet") == std::string::npos;
     if (said || now_us() > end) return message;
