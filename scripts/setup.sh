@@ -44,7 +44,7 @@ need_packages() {
   # A fresh machine may be updating itself, and a mirror be busy. The lock of the lists is not waited for.
   local tries=0 apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5)
   until "${sudo[@]}" "${apt[@]}" update >&2; do
-    ((++tries < 10)) || return 1
+    ((++tries < 6)) || return 1
     sleep 10
   done
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
