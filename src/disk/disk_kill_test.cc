@@ -29,6 +29,7 @@ constexpr std::uint8_t kBegun = 1, kEnded = 2;
 // What the victim says before it dies, in memory that it shares with us.
 struct Said {
   std::atomic<std::uint64_t> stored;  // numbers below this one were begun
+  std::atomic<std::uint64_t> stores_ended, erases_ended;
   std::atomic<bool> wrong;
   std::atomic<std::uint8_t> kept[kNumbersMax];  // the tier said that it has this record
   std::atomic<std::uint8_t>
@@ -89,8 +90,14 @@ class Victim {
     Busy& busy = busy_[done.tag];
     busy.begun = false;
     if (done.result != TierResult::kOk) return;
-    if (busy.op == TierOp::kStore) said_.kept[busy.number] = 1;
-    if (busy.op == TierOp::kErase) said_.erased[busy.number] |= kEnded;
+    if (busy.op == TierOp::kStore) {
+      said_.kept[busy.number] = 1;
+      ++said_.stores_ended;
+    }
+    if (busy.op == TierOp::kErase) {
+      said_.erased[busy.number] |= kEnded;
+      ++said_.erases_ended;
+    }
     if (busy.op != TierOp::kLoad) return;
     const std::vector<std::byte> bytes = bytes_of(busy.number);
     if (!std::equal(bytes.begin(), bytes.end(), memory_[done.tag].data())) said_.wrong = true;
@@ -160,17 +167,18 @@ struct Kills {
   Status kill_one(std::mt19937_64& random) {
     const auto seed = random();
     const auto wait_us = static_cast<unsigned>(1000 + random() % 25'000);
-    const auto& stored = said->stored;
-    const std::uint64_t before = stored;
+    const auto moment = random() % 4;
+    const auto& awaited = moment == 1 ? said->erases_ended : said->stores_ended;
+    const std::uint64_t before = awaited;
     const ::pid_t child = ::fork();
     if (child == 0) {
       auto store = open_store(system_calls(), options);
       if (!store) ::_exit(1);
       Victim(**store, *said, seed).live();
     }
-    // Three of four are at work when they are killed, however busy the machine is.
-    if (random() % 4 != 0) {
-      for (int i = 0; i < 1000 && stored == before && before < kNumbersMax; ++i) ::usleep(1000);
+    // Three of four have stored or erased something by then, however busy the machine is.
+    if (moment != 0) {
+      for (int i = 0; i < 10'000 && awaited == before; ++i) ::usleep(1000);
     }
     ::usleep(wait_us);
     ::kill(child, SIGKILL);
